@@ -20,7 +20,7 @@ from redrafter_mlx.cli.terminal import (
     open_missing_streams,
     tolerate_any_text,
 )
-from redrafter_mlx.errors import EngineFailedError, RedrafterError
+from redrafter_mlx.errors import EngineFailedError, RedrafterError, device_failure
 from redrafter_mlx.runtime.launched import (
     leave_to_rank_0,
     let_rank_0_fail,
@@ -32,8 +32,6 @@ from redrafter_mlx.version import __version__
 
 _BY_RANKS = ("generate", "chat", "serve", "verify", "train", "bench", "tune")
 """Commands that all ranks of `mlx.launch` run together; only rank 0 runs the others."""
-
-_OUT_OF_MEMORY = "out of memory; try --quantize 4 (bench: --dtype 4bit) or a smaller model"
 
 app = typer.Typer(
     name="redrafter-mlx",
@@ -121,13 +119,11 @@ def run(arguments: list[str]) -> int:
             _discard_output()
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}")
-    except MemoryError:
-        return _fail(_OUT_OF_MEMORY)
     except SystemExit as exit_:  # typer exits with 1 after a closed pipe
         return _reader_left() if exit_.code == 1 else int(exit_.code or 0)
     except Exception as error:
-        if isinstance(error, RuntimeError) and "allocate" in str(error):  # MLX's MemoryError
-            return _fail(_OUT_OF_MEMORY)
+        if why := device_failure(error):
+            return _fail(why)
         # Usage errors are click's or typer's own, depending on typer's version.
         explain = getattr(error, "format_message", None)
         if explain is None:

@@ -10,11 +10,12 @@ from redrafter_mlx.autotune.advice import LOOKUP, NOTHING, TRAINED, expected_spe
 from redrafter_mlx.autotune.candidates import LENGTHS
 from redrafter_mlx.autotune.cost_model import CostModel
 from redrafter_mlx.cli.progress import duration
+from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.distill.estimate import Estimate
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.run import TrainingRun
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.errors import RedrafterError
+from redrafter_mlx.errors import RedrafterError, device_failure
 from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.weights.fit.needs import FOUR_BITS, stored_model
@@ -77,8 +78,9 @@ def training_estimate(loaded: Redrafter, costs: CostModel) -> Estimate | str:
     try:
         target = LoadedTarget(loaded.model, loaded.tokenizer, loaded.source)
         return TrainingRun(job, loaded=target).estimate(_PATIENCE)
-    except RedrafterError as error:
-        return str(error)
+    except (RedrafterError, RuntimeError, MemoryError, OSError) as error:
+        # It is tried beside the model, which may not fit; what `tune` has measured is still shown.
+        return device_failure(error) or one_line(str(error))
 
 
 def describe_advice(ways: list[Advice], training: Estimate | str) -> str:

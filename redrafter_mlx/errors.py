@@ -7,7 +7,11 @@ Any other exception that escapes is a bug of this package.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+_OUT_OF_MEMORY = ("allocate", "[metal::malloc]", "Insufficient Memory", "OutOfMemory")
+"""Parts of the messages with which MLX's allocators and Metal report too little memory."""
 
 
 class RedrafterError(Exception):
@@ -51,7 +55,7 @@ class ServerError(RedrafterError):
 
 
 class BusyError(RedrafterError):
-    """A request for which there is not enough memory now; another time there may be."""
+    """What the device has too little memory or time for now; another time it may have enough."""
 
 
 class EngineFailedError(RedrafterError):
@@ -76,3 +80,29 @@ def meant(name: str, known: Iterable[str], otherwise: str = "") -> str:
     if near:
         return f"did you mean {near[0]!r}?"
     return otherwise or f"there are: {', '.join(choices)}"
+
+
+def device_failure(error: BaseException) -> str | None:
+    """Return one line for a failure of the device, with what to do; None for any other error.
+
+    MLX raises RuntimeError for it; its text alone tells which one it is.
+    """
+    text = " ".join(str(error).split())
+    of_mlx = isinstance(error, RuntimeError)
+    if isinstance(error, MemoryError) or (of_mlx and any(part in text for part in _OUT_OF_MEMORY)):
+        return "out of memory; try --quantize 4 (bench: --dtype 4bit) or a smaller model"
+    if of_mlx and text.startswith("[METAL]"):
+        return f"{text}; it may work when the machine is less busy"
+    return None
+
+
+@contextmanager
+def device_failures_explained() -> Iterator[None]:
+    """Raise BusyError, with what to do, for a failure of the device."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        why = device_failure(error)
+        if why is None:
+            raise
+        raise BusyError(why) from error

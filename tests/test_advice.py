@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from simulated import cliff, machine
@@ -111,3 +112,15 @@ def test_training_is_estimated_with_the_model_in_memory_where_a_trial_is_short(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     slow = training_estimate(loaded, machine(lambda rows: 1000.0 * rows))
     assert "--dry-run" in str(slow)
+
+
+def test_a_training_that_does_not_fit_beside_the_model_is_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(*_: object, **__: object) -> NoReturn:
+        raise RuntimeError("[metal::malloc] Attempting to allocate 9 bytes")
+
+    loaded = load(save_folder(tmp_path / "model"), "lookup")
+    monkeypatch.setattr("redrafter_mlx.cli.tune_advice.TrainingRun", out_of_memory)
+    found = training_estimate(loaded, machine(lambda rows: 0.001 * rows))
+    assert "out of memory" in str(found)

@@ -24,6 +24,7 @@ from redrafter_mlx.errors import DownloadError
 from redrafter_mlx.response import Completion
 from redrafter_mlx.version import __version__
 
+METAL = "[METAL] Command buffer execution failed:"
 FAKE = Completion([1, 2], [3, 4], "a\x1b\u202e", "length", 1, 1.0, 50.0, 10.0, 0.5, [PLAIN])
 
 
@@ -193,6 +194,10 @@ def test_stdin_that_is_not_text_is_refused() -> None:
         (PermissionError(13, "Permission denied", "/x"), 1, "/x: Permission denied"),
         (MemoryError(), 1, "--quantize"),
         (RuntimeError("[metal::malloc] Attempting to allocate 9 bytes"), 1, "--quantize"),
+        (RuntimeError("[metal::malloc] Resource limit (499000) exceeded."), 1, "--quantize"),
+        (RuntimeError(f"{METAL} Insufficient Memory (00000008:kIOGPU...)"), 1, "--quantize"),
+        (RuntimeError(f"{METAL} Caused GPU Timeout Error (00000002)"), 1, "GPU Timeout"),
+        (RuntimeError(f"{METAL} Impacting Interactivity (0000000e)"), 1, "less busy"),
     ],
 )
 def test_what_a_user_can_cause_never_shows_a_traceback(

@@ -736,6 +736,16 @@ def test_wherever_the_engine_fails_no_caller_waits_forever(
     redrafter.close()
 
 
+def test_an_engine_out_of_memory_says_what_to_do(model: nn.Module) -> None:
+    class Failing(Oracle):
+        def draft(self, *_: object) -> NoReturn:
+            raise RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory")
+
+    redrafter = make(model, Failing([1, 2], 258))
+    with pytest.raises(EngineFailedError, match="--quantize"):
+        redrafter.generate([1, 2, 3], beam_width=1, beam_length=3)
+
+
 def test_an_own_drafter_that_fails_is_an_error_and_no_silence(model: nn.Module) -> None:
     class Failing(Oracle):
         def draft(self, *_: object) -> NoReturn:

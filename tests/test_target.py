@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from tiny import ARCHITECTURES, VOCAB, random_model
 
-from redrafter_mlx.errors import BadInputError, UnsupportedModelError
+from redrafter_mlx.errors import BadInputError, BusyError, UnsupportedModelError
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 from redrafter_mlx.target import kv_cache
@@ -271,3 +271,14 @@ def test_a_target_that_is_let_go_frees_its_weights_without_a_garbage_collection(
         assert mx.get_active_memory() - before < 0.1 * (held - before)
     finally:
         gc.enable()
+
+
+def test_a_device_that_fails_while_a_model_is_checked_is_one_of_our_errors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory")
+
+    monkeypatch.setattr("redrafter_mlx.target.tree_check._log_probs", fail)
+    with pytest.raises(BusyError, match="out of memory"):
+        check_trees(Target(random_model()))

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from redrafter_mlx.engine.request import Answer
 from redrafter_mlx.engine.scheduler import Scheduler
-from redrafter_mlx.errors import EngineFailedError
+from redrafter_mlx.errors import EngineFailedError, device_failure
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.process import MLX_PROCESS, ModelLock, called_by_itself
 
@@ -100,7 +100,8 @@ class Worker:
                     try:
                         self._scheduler.work()
                     except BaseException as error:
-                        self._fail(f"the engine failed: {type(error).__name__}: {error}", error)
+                        why = device_failure(error) or f"{type(error).__name__}: {error}"
+                        self._fail(f"the engine failed: {why}", error)
                     self._progress = time.monotonic()
             self._fail("the model was closed")
         finally:

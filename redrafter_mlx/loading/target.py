@@ -13,7 +13,7 @@ from redrafter_mlx.config import DType, check_choice
 from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.distributed.mirror import Mirror
 from redrafter_mlx.distributed.sharding import shard
-from redrafter_mlx.errors import BadInputError, DamagedFileError
+from redrafter_mlx.errors import BadInputError, DamagedFileError, device_failure
 from redrafter_mlx.loading.supported import check_supported
 from redrafter_mlx.runtime.process import MLX_PROCESS
 from redrafter_mlx.target.fingerprint import nbytes_of
@@ -108,7 +108,7 @@ def _load(
     try:
         mx.eval(raw.model.parameters())
     except RuntimeError as error:
-        reason = " ".join(str(error).split())
+        reason = device_failure(error) or " ".join(str(error).split())
         raise BadInputError(f"{local.name} cannot be brought into memory: {reason}") from error
     if kept is not None and not is_kept and ranks is None:
         keep_quantised(raw.model, kept)

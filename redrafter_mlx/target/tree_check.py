@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.errors import BadInputError, device_failures_explained
 from redrafter_mlx.runtime.device import dtype_name
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.sampling import log_softmax
@@ -21,6 +21,7 @@ _NOISE_FACTOR = 4.0
 the noise. Defects are hundreds of times as large."""
 
 
+@device_failures_explained()
 def check_trees(target: Target) -> float:
     """Compare a prompt, a tree, and a batch of both forms with mlx-lm's own sequential calls.
 
@@ -34,6 +35,7 @@ def check_trees(target: Target) -> float:
       UnsupportedModelError: they differ by more than the noise, or the model fails on a tree,
         as an architecture whose attention works differently would
       BadInputError: the model's own logits are not finite
+      BusyError: the device failed
     """
     V = target.vocab_size
     prompt = [t % V for t in (1, 5, 2, 7, 23, 81, 46, 13)]
