@@ -259,6 +259,7 @@ def _print_estimate(guess: Estimate, job: TrainingJob) -> None:
         ("drafter", f"{guess.parameters / 1e6:.1f} million parameters"),
         ("on disk", human_size(guess.drafter_bytes)),
         ("corpus on disk", f"{human_size(size)}, and {human_size(free)} are free"),
+        ("checkpoints", f"{human_size(guess.training_bytes)} on disk, beside the corpus"),
         ("memory", human_size(guess.memory_bytes)),
         (preparing, f"{duration(guess.writing_seconds)}, less what is there already"),
         ("training", f"{duration(guess.training_seconds)}, {guess.steps} steps"),

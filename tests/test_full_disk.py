@@ -57,6 +57,11 @@ def test_a_full_disk_is_named_by_the_file_and_leaves_what_was_there(
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_write_that_mlx_breaks_off_asks_whether_the_disk_is_full(tmp_path: Path) -> None:
+    with no_room(), pytest.raises(OSError, match="disk full"):
+        _arrays(tmp_path / "a.safetensors")
+
+
 def test_macs_flush_a_file_to_the_disk_itself_if_its_file_system_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

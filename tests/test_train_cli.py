@@ -35,7 +35,12 @@ from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.options_file import make_job, read_options, to_toml
 from redrafter_mlx.distill.report.metrics import read_metrics
 from redrafter_mlx.distill.run import TrainingRun
-from redrafter_mlx.distill.training.checkpoint import Checkpoint, Progress, save_checkpoint
+from redrafter_mlx.distill.training.checkpoint import (
+    CHECKPOINT,
+    Checkpoint,
+    Progress,
+    save_checkpoint,
+)
 from redrafter_mlx.distill.training.trainer import Step
 from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.drafting.checkpoint import read_config
@@ -251,8 +256,9 @@ def test_dry_run_prints_sizes_and_writes_nothing(
     output = tmp_path / "drafter"
     assert main.run([*arguments(model, prompts, output), "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    for what in ("parameters", "corpus on disk", "memory", "writing the corpus", "training"):
-        assert what in shown
+    lines = {line[:20].strip() for line in shown.splitlines()}
+    assert {"drafter", "corpus on disk", "checkpoints", "memory", "training"} < lines
+    assert "writing the corpus" in lines
     assert not output.exists()
     assert not (tmp_path / "cache" / "corpora").exists()
 
@@ -734,8 +740,12 @@ def test_a_disk_without_room_for_the_corpus_is_noticed_before_it_is_written(
     assert not [*corpora.rglob("block-*")]
     monkeypatch.setattr("redrafter_mlx.runtime.paths.shutil.disk_usage", real)
     assert main.run(given) == 0
+    saved = (tmp_path / "out" / CHECKPOINT).stat().st_size
     shutil.rmtree(tmp_path / "out")
-    monkeypatch.setattr("redrafter_mlx.runtime.paths.shutil.disk_usage", lambda _: full)
+    one, two = (SimpleNamespace(free=100_000_000 + n * saved) for n in (1.5, 2.5))
+    monkeypatch.setattr("redrafter_mlx.runtime.paths.shutil.disk_usage", lambda _: one)
+    assert main.run(given) == 1, "a new checkpoint is written beside the last one"
+    monkeypatch.setattr("redrafter_mlx.runtime.paths.shutil.disk_usage", lambda _: two)
     assert main.run(given) == 0  # a whole corpus needs no more
 
 
@@ -745,9 +755,11 @@ def test_a_trial_plans_no_larger_corpus_than_the_disk_holds(
     keys = read_options(options_file(tmp_path / "keys.toml", {}))
     job = make_job({**keys, "model": str(model), "prompts": [str(prompts)]}, tmp_path / "out")
     run = TrainingRun(job)
-    free = SimpleNamespace(free=100_000_000 + 5000)
+    saved = estimate.training_bytes(job, run.recipe)
+    free = SimpleNamespace(free=100_000_000 + saved + 5000)
     monkeypatch.setattr("redrafter_mlx.runtime.paths.shutil.disk_usage", lambda _: free)
     guess = run.estimate()
+    assert guess.training_bytes == saved > 4 * run.recipe.parameters
     assert guess.most_bytes == 5000 < job.cache_bytes
     assert guess.corpus_bytes > 5000
 

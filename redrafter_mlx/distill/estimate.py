@@ -20,10 +20,16 @@ from redrafter_mlx.distill.corpus.writer import Writer
 from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.memory_plan import PROMPT_TOKENS, MemoryPlan
-from redrafter_mlx.distill.training.learner import Learner
+from redrafter_mlx.distill.training.learner import Learner, checkpoint_bytes
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.blas import BLAS
-from redrafter_mlx.runtime.paths import NoRoomError, bytes_below, check_free_disk, free_disk
+from redrafter_mlx.runtime.paths import (
+    NoRoomError,
+    bytes_below,
+    check_free_disk,
+    free_disk,
+    same_disk,
+)
 from redrafter_mlx.target.model import Target
 
 _TRIED_TOKENS, _TRIED_TEXTS = 6, 4
@@ -56,12 +62,14 @@ class Estimate:
     corpus_bytes:  hidden states and tokens of all answer tokens on disk
     most_bytes:    maximum size of the corpus on disk: the job's, or what there is room for
     drafter_bytes: size of the stored weights
+    training_bytes: what training will still write to disk, see `training_bytes`
     memory_bytes:  peak: target, a batch being written or trained on, states
     """
 
     answer_tokens: int
     parameters: int
     drafter_bytes: int
+    training_bytes: int
     corpus_bytes: int
     most_bytes: int
     memory_bytes: int
@@ -108,7 +116,10 @@ def estimate(
                 seconds += read * _trial(partial(texts.sample, target, tokenizer))
     positions, parameters = positions_of(corpus, answers, read), recipe.parameters
     stored = stored_bytes(corpus, target, answers, read)
-    most = min(job.cache_bytes, bytes_below(corpus.folder) + free_disk(corpus.folder))
+    saved = training_bytes(job, recipe)
+    beside = saved if same_disk(corpus.folder, job.output) else 0
+    room = max(0, free_disk(corpus.folder) - beside)
+    most = min(job.cache_bytes, bytes_below(corpus.folder) + room)
     steps, held = job.training.steps(positions), plan(min(stored, most))
     of_step = largest_trial(
         lambda size: _step_seconds(job, size, target, recipe),
@@ -120,6 +131,7 @@ def estimate(
         answer_tokens=answers,
         parameters=parameters,
         drafter_bytes=2 * parameters,
+        training_bytes=saved,
         corpus_bytes=stored,
         most_bytes=most,
         memory_bytes=held.most,
@@ -154,30 +166,43 @@ def stored_bytes(corpus: CorpusJob, target: Target, answers: int, read: int = 0)
     return stored * (target.dtype.size * target.context_size + 8)
 
 
+def training_bytes(job: TrainingJob, recipe: Recipe) -> int:
+    """Return what training will still write: the drafter, and twice its checkpoint.
+
+    A checkpoint stays until the next one is complete.
+    """
+    needed = 2 * checkpoint_bytes(recipe, job.training) + 2 * recipe.parameters
+    return max(0, needed - bytes_below(job.output))
+
+
 def check_disk(
     corpus: CorpusJob,
     goal: CorpusGoal,
+    recipe: Recipe,
     target: Target,
     tokenizer: TokenizerWrapper,
     source: Writer | Reader,
 ) -> None:
-    """Raise NoRoomError unless the disk has room for what is missing of the corpus."""
-    size = CorpusGauge(corpus, goal).size()
-    if goal.reached(size):
-        return
-    answers = goal.answer_tokens
-    if isinstance(source, Reader):
-        answers = source.count_tokens(answers)
-    more = max(0, answers - size.answer_tokens)
-    given = [texts for texts in corpus.extras.read if texts.texts]
-    read = sum(tokens_read(corpus, texts, tokenizer, more) for texts in given)
-    missing = stored_bytes(corpus, target, more, read)
+    """Raise NoRoomError unless there is room for what is missing of the corpus, and to train."""
+    output, size = corpus.job.output, CorpusGauge(corpus, goal).size()
+    missing, saved = 0, training_bytes(corpus.job, recipe)
+    if not goal.reached(size):
+        answers = goal.answer_tokens
+        if isinstance(source, Reader):
+            answers = source.count_tokens(answers)
+        more = max(0, answers - size.answer_tokens)
+        given = [texts for texts in corpus.extras.read if texts.texts]
+        read = sum(tokens_read(corpus, texts, tokenizer, more) for texts in given)
+        missing = min(stored_bytes(corpus, target, more, read), goal.max_bytes - size.bytes)
+    if not same_disk(corpus.folder, output):
+        check_free_disk(output, saved, "--output")
+        saved = 0
     try:
-        missing = min(missing, goal.max_bytes - size.bytes)
-        check_free_disk(corpus.folder, missing, "REDRAFTER_CACHE")
+        check_free_disk(corpus.folder, missing + saved, "REDRAFTER_CACHE")
     except NoRoomError as error:
         raise NoRoomError(
-            f"the corpus: {error}, or write a smaller one (--answer-tokens, cache_bytes)"
+            f"the corpus and its training: {error}, or write a smaller one (--answer-tokens, "
+            f"cache_bytes)"
         ) from error
 
 

@@ -183,7 +183,7 @@ class TrainingRun:
         least = min(job.answer_tokens, 2 * job.training.batch)
         goal = CorpusGoal(job.answer_tokens, job.cache_bytes, self.least_blocks, least, stop)
         if self.ranks is None or self.ranks.leads:
-            check_disk(corpus, goal, self.target, self.loaded.tokenizer, self._source)
+            check_disk(corpus, goal, self.recipe, self.target, self.loaded.tokenizer, self._source)
         written = write_corpus(corpus, goal, self.plan.workers, self.loaded, progress, self.ranks)
         if self.ranks is not None:
             self.ranks.leave()

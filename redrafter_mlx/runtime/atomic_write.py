@@ -77,7 +77,8 @@ def name_in_errors(path: Path) -> Iterator[None]:
     except RuntimeError as error:
         if not str(error).startswith(_MLX_CANNOT_WRITE):
             raise
-        raise OSError(errno.EIO, f"cannot be written: {error}", str(path)) from error
+        full = "; is the disk full?" if str(error).startswith("[write]") else ""
+        raise OSError(errno.EIO, f"cannot be written: {error}{full}", str(path)) from error
 
 
 def remove_abandoned(partials: Iterable[Path]) -> None:

@@ -89,6 +89,12 @@ def free_disk(folder: Path) -> int:
     return max(0, shutil.disk_usage(existing_part(folder)).free - _SPARE)
 
 
+def same_disk(one: Path, other: Path) -> bool:
+    """Whether two folders are on the same disk; they need not exist yet."""
+    first, second = (existing_part(path.absolute()).stat().st_dev for path in (one, other))
+    return first == second
+
+
 def check_free_disk(folder: Path, needed: int, variable: str) -> None:
     """Raise NoRoomError unless the disk of `folder`, set by `variable`, has `needed` bytes free."""
     parent = existing_part(folder)

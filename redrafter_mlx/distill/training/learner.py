@@ -9,13 +9,14 @@ are trained at the same speed. A step takes longer, but far fewer are needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten, tree_map
 
-from redrafter_mlx.distill.forms.form import BatchLoss, Student
+from redrafter_mlx.distill.forms.form import BatchLoss, Recipe, Student
 from redrafter_mlx.distill.options import TrainOptions
 
 _MUON = 20.0
@@ -53,6 +54,17 @@ class Learner:
     @property
     def learning_rate(self) -> float:
         return float(self.optimizer.learning_rate)
+
+
+def checkpoint_bytes(recipe: Recipe, options: TrainOptions) -> int:
+    """Return the size of a run's checkpoint: weights and optimiser state, in float32."""
+    network = recipe.network()
+    network.set_dtype(mx.float32)
+    weights = network.trainable_parameters()
+    optimizer = drafter_optimizer(options, recipe.by_adamw, 1)
+    optimizer.init(weights)  # nothing is evaluated
+    arrays = cast(list[tuple[str, mx.array]], tree_flatten([weights, optimizer.state]))
+    return sum(array.nbytes for _, array in arrays)
 
 
 def drafter_optimizer(
