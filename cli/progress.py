@@ -33,10 +33,14 @@ def progress_bars(
         return
     from rich import progress as rich
     from rich.console import Console
-    from rich.markup import escape
+    from rich.table import Column
     from rich.text import Text
 
     in_words = describe or (lambda done, total: f"{human_size(done)} of {human_size(total)}")
+
+    class Label(rich.ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(task.description, no_wrap=True, overflow="ellipsis")
 
     class Amount(rich.ProgressColumn):
         def render(self, task: Task) -> Text:
@@ -45,16 +49,17 @@ def progress_bars(
                 return Text(human_size(done) if done else "")
             return Text(in_words(done, int(task.total)))
 
-    columns = (rich.SpinnerColumn(), rich.TextColumn("{task.description}"), rich.BarColumn(24),
-               Amount())  # fmt: skip
+    # In a narrow terminal the labels and the bars shrink: columns that could wrap do so first.
+    columns = (rich.SpinnerColumn(table_column=Column(no_wrap=True)), Label(), rich.BarColumn(24),
+               Amount(Column(no_wrap=True)))  # fmt: skip
     tasks: dict[str, TaskID] = {}
     # rich does not animate on a pseudo-terminal that only collects logs.
     with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        bars.add_task(escape(one_line(activity)), total=None)
+        bars.add_task(one_line(activity), total=None)
 
         def report(label: str, done: int, total: int | None) -> None:
             if label not in tasks:
-                tasks[label] = bars.add_task(escape(one_line(label)), total=total, completed=done)
+                tasks[label] = bars.add_task(one_line(label), total=total, completed=done)
             visible = total is None or done < total
             bars.update(tasks[label], completed=done, total=total, visible=visible)
 

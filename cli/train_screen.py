@@ -6,11 +6,11 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -19,9 +19,16 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
-from redrafter_mlx.cli.progress import Stage, duration, progress_bars, progress_lines
+from redrafter_mlx.cli.progress import (
+    Stage,
+    describe_count,
+    duration,
+    progress_bars,
+    progress_lines,
+)
 from redrafter_mlx.cli.terminal import INTERRUPTED, StopKey, one_line
 from redrafter_mlx.distill.corpus.folder import CorpusSize
 from redrafter_mlx.distill.estimate import Estimate
@@ -51,7 +58,7 @@ def run_training(job: TrainingJob, *, dry_run: bool, hours: float | None) -> Non
         job = schedule.plan.of(job)
     loading = f"loading {job.model}"
     ranks = join_ranks()
-    with progress_bars(loading) as progress, _stage(console, loading):
+    with progress_bars(loading) as progress, _lines(console, Stage(loading)):
         run = TrainingRun(job, progress, ranks=ranks)
     if ranks is not None and not ranks.leads:
         if not dry_run:
@@ -267,32 +274,47 @@ def _print_estimate(guess: Estimate, job: TrainingJob) -> None:
         console.print(f"{what:<20} {amount}")
 
 
+def _lines(console: Console, stage: Stage) -> AbstractContextManager[None]:
+    """Off a terminal, print the stage's line now and then."""
+    if sys.stderr.isatty():
+        return nullcontext()
+    return progress_lines(stage, lambda line: console.print(one_line(line)))
+
+
 @contextmanager
 def _stage(
     console: Console, activity: str, unit: str = "", total: int | None = None
 ) -> Iterator[Update]:
-    """Show the progress of a stage: a line now and then; on a terminal a bar, if it is counted."""
+    """Show the progress of a stage: a line now and then; on a terminal a live one."""
     stage = Stage(activity, unit, total)
-    if not sys.stderr.isatty():
-        with progress_lines(stage, lambda line: console.print(one_line(line))):
+    if not unit or not sys.stderr.isatty():
+        with progress_bars(activity, describe_count), _lines(console, stage):
             yield stage.update
-        return
-    if not unit:
-        yield stage.update
         return
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
-        BarColumn(24),
-        MofNCompleteColumn(),
+        BarColumn(16),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),  # the bar alone may shrink
         TextColumn(f"{unit},"),
-        TimeRemainingColumn(),
-        TextColumn("left  {task.fields[note]}"),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        TextColumn("left"),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(activity, total=total, note="")
+    with _NotedProgress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(activity, total=total)
 
         def update(done: int, total: int | None = None, note: str = "") -> None:
-            progress.update(task, completed=done, total=total, note=note)
+            progress.note = note
+            progress.update(task, completed=done, total=total)
 
         yield update
+
+
+class _NotedProgress(Progress):
+    """Progress with a note in a line of its own, since both do not fit into 80 columns."""
+
+    note = ""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield from super().get_renderables()
+        yield Text(f"  {self.note}", no_wrap=True, overflow="ellipsis")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import sys
 import time
 from inspect import signature
 
 import pytest
+from rich.console import Console
 from test_chat import Screen
 from waiting import wait_for
 
@@ -19,16 +21,60 @@ from redrafter_mlx.cli.progress import (
     progress_bars,
     progress_lines,
 )
+from redrafter_mlx.cli.train_screen import _stage
+
+
+def terminal(monkeypatch: pytest.MonkeyPatch, columns: int = 100) -> Screen:
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    return screen
 
 
 def bars(monkeypatch: pytest.MonkeyPatch, *given: object) -> str:
     """Return what a terminal shows while half of some work is done."""
-    monkeypatch.setattr(sys, "stderr", screen := Screen())
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
+    screen = terminal(monkeypatch)
     with progress_bars("working", *given) as progress:  # type: ignore[arg-type]
         progress("parts", 500, 1000)
     return screen.getvalue()
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_a_long_label_takes_no_room_from_the_bar_and_the_amount(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = terminal(monkeypatch, columns)
+    with progress_bars(f"measuring {'long/' * 12}", describe_count) as progress:
+        progress(f"downloading [x] {'long-' * 8}", 500, 1000)
+    shown = screen.getvalue()
+    assert "downloading [x]" in shown
+    assert "500 of 1000" in shown
+    assert "━" * 8 in shown
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_training_shows_bar_count_time_left_and_note_however_narrow_the_terminal_is(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = terminal(monkeypatch, columns)
+    console = Console(stderr=True, soft_wrap=True)
+    with _stage(console, "writing the corpus", "tokens", 2_000_000) as update:
+        update(1_234_567, note=f"1234 texts, {'more, ' * 20}")
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
+    lines = shown.replace("\r", "\n").splitlines()
+    last = next(line for line in reversed(lines) if "writing the corpus ━" in line)
+    assert last.endswith("1234567/2000000 tokens, -:--:-- left")
+    assert "  1234 texts" in shown
+    assert max(map(len, lines)) <= columns
+
+
+def test_a_stage_of_training_that_is_not_counted_shows_on_a_terminal_that_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = terminal(monkeypatch)
+    with _stage(Console(stderr=True), "planning"):
+        pass
+    assert "planning" in screen.getvalue()
 
 
 def test_bars_show_the_amount_of_what_is_counted_and_of_bytes(
