@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -21,6 +22,9 @@ from redrafter_mlx.runtime.paths import human_size
 if TYPE_CHECKING:
     from redrafter_mlx.weights.fit.machine import Machine
     from redrafter_mlx.weights.status import ModelStatus
+
+_WIDEST = 10_000
+"""Columns that no table needs."""
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME|REPO|PATH", help="As in --model.", show_default=False)
@@ -94,7 +98,7 @@ def drafters(name: Name, as_json: opt.Json = False) -> None:
         ("NAME", "FORM", "ON DISK", "SIZE", "LICENCE"),
         [
             (
-                one.name,
+                _from_home(one.name),
                 one.form,
                 "yes" if one.path else "no",
                 _size(one.size) or "unknown",
@@ -243,16 +247,24 @@ def _drafters(model: ModelStatus) -> str:
 
 
 def _print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; the column NAME is never wrapped."""
+    """Print a table at its full width: in a narrow terminal lines run on, and no cell is lost."""
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in titles:
-        table.add_column(title, no_wrap=title == "NAME", justify="left")
+        table.add_column(title)
     for row in rows:
         table.add_row(*(escape(sanitise(cell)) for cell in row))
-    console().print(table)
+    screen = console()
+    screen.width = screen.measure(table, options=screen.options.update(width=_WIDEST)).maximum
+    screen.print(table)
+
+
+def _from_home(name: str) -> str:
+    """Return a path below the home folder as `~/...`, anything else as it is."""
+    home = os.path.expanduser("~/")
+    return f"~/{name.removeprefix(home)}" if name.startswith(home) else name
 
 
 def _size(size: int | None) -> str:

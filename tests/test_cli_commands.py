@@ -15,14 +15,16 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from test_chat import FakeToken
+from test_chat import FakeToken, Screen
 
 from redrafter_mlx.cli import doctor, generate, main, options
 from redrafter_mlx.cli.terminal import Terminal, one_line, sanitise, statistics_line
 from redrafter_mlx.config import PLAIN, GenerationOptions
+from redrafter_mlx.drafting.installed import ListedDrafter
 from redrafter_mlx.errors import DownloadError
 from redrafter_mlx.response import Completion
 from redrafter_mlx.version import __version__
+from redrafter_mlx.weights.registry import REGISTRY
 
 METAL = "[METAL] Command buffer execution failed:"
 FAKE = Completion([1, 2], [3, 4], "a\x1b\u202e", "length", 1, 1.0, 50.0, 10.0, 0.5, [PLAIN])
@@ -367,6 +369,32 @@ def test_list_and_show_need_no_network_and_name_the_remedy(
     assert "vicuna-7b" in capsys.readouterr().out
     assert main.run(["show", "vicuna-7b"]) == 0
     assert "redrafter-mlx pull vicuna-7b" in capsys.readouterr().out
+
+
+def test_a_narrow_terminal_costs_no_column_of_a_list(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(sys, "stdout", screen := Screen())
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main.run(["list"]) == 0
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
+    title, *rows = (line.rstrip() for line in shown.splitlines())
+    assert title.endswith("LICENCE")
+    assert [row.split()[0] for row in rows] == [*REGISTRY]
+    assert rows[0].endswith("apache-2.0")
+
+
+def test_drafters_below_the_home_folder_are_shown_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    mine = ListedDrafter(f"{tmp_path}/mine", "Medusa", None, None, tmp_path / "mine")
+    monkeypatch.setattr("redrafter_mlx.drafting.installed.list_drafters", lambda *_: [mine])
+    assert main.run(["drafters", "org/model"]) == 0
+    assert "~/mine " in capsys.readouterr().out
 
 
 def test_show_says_that_a_model_on_disk_cannot_be_a_target(
