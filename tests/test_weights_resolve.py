@@ -326,6 +326,20 @@ def test_pull_without_the_hub_leaves_a_model_that_is_here_as_it_is(
     assert hub.asked == []
 
 
+def test_a_model_that_is_here_is_kept_when_the_hub_cannot_be_reached(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repos["org/repo", "main"] = REPO_FILES
+    folder, lines = resolve("org/repo").path, list[str]()
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert pull("org/repo", advise=lines.append).path == folder
+    assert len(lines) == 1
+    assert "org/repo" in lines[0]
+    assert "not updated: the Hub cannot be reached (" in lines[0]
+    with pytest.raises(DownloadError, match=r"cannot be reached \(.*redrafter-mlx pull org/other$"):
+        pull("org/other")
+
+
 def test_hub_that_never_answers_is_given_up_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -47,6 +47,9 @@ _SMALL_FILES = ("*.json", "tokenizer.model", "*.tiktoken", "tiktoken.model", "*.
 _REPO = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 """Name of a repository, and its optional revision."""
 
+_UNREACHABLE = {"ConnectError", "TimeoutException", "ProxyError"}
+"""Names of the HTTP client's errors without an answer; its module differs between versions."""
+
 MOST_DRAFTER_LAYERS = 8
 """Maximum number of layers of a drafter.
 
@@ -58,6 +61,10 @@ _LICENCES = (
     "cc-by-4.0", "cc-by-nc-4.0", "cc-by-sa-4.0",
 )  # fmt: skip
 """The Hub's identifiers of most models' licences; it refuses a card with an unknown identifier."""
+
+
+class UnreachableError(DownloadError):
+    """The Hub cannot be reached at all."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,7 @@ def list_repo(repo: str, revision: str) -> Listing:
     """Ask the Hub which files a repository holds.
 
     Raises:
-      DownloadError: no answer
+      UnreachableError: no answer
       ModelNotFoundError: no such repository or revision, or one that is not open to this user
     """
     with _explained_errors(repo, revision):
@@ -288,4 +295,7 @@ def _explained_errors(repo: str, revision: str) -> Iterator[None]:
             ) from error
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise NoRoomError("the disk is full; make room") from error
-        raise DownloadError(" ".join(str(error).split())[:160] or type(error).__name__) from error
+        text = " ".join(str(error).split())[:160] or type(error).__name__
+        if not _UNREACHABLE.isdisjoint(kind.__name__ for kind in type(error).__mro__):
+            raise UnreachableError(f"the Hub cannot be reached ({text})") from error
+        raise DownloadError(text) from error

