@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 from dataclasses import dataclass
 from importlib import metadata
 
 import mlx.core as mx
-import mlx.nn as nn
-import numpy as np
 
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.device import chip_name, dtype_name, float32_is_exact, system_name
+from redrafter_mlx.target.fingerprint import values_hash
 from redrafter_mlx.version import __version__
 
 
@@ -80,7 +78,7 @@ class LoadedModel:
     @classmethod
     def of(cls, redrafter: Redrafter, dtype: str, named: str | None = None) -> LoadedModel:
         source = redrafter.source
-        module = redrafter.drafter.module if redrafter.drafter else None
+        modules = redrafter.drafter.modules if redrafter.drafter else ()
         arithmetic = dtype_name(redrafter.target.dtype)
         return cls(
             dtype=dtype,
@@ -89,7 +87,7 @@ class LoadedModel:
             arithmetic=source.dtype if source else arithmetic,
             bits=source.bits if source else None,
             drafter=redrafter.drafting,
-            drafter_hash=parameters_hash(module) if module else None,
+            drafter_hash=values_hash(*modules) if modules else None,
             named=named,
             tf32=not float32_is_exact(),
             ranks=1 if redrafter.mirror is None else redrafter.mirror.ranks.size,
@@ -104,14 +102,3 @@ class LoadedModel:
     def exact(self) -> bool:
         """Whether the output must equal the baseline's: all arithmetic is float32, not TF32."""
         return self.arithmetic == "float32" and self.bits is None and not self.tf32
-
-
-def parameters_hash(module: nn.Module) -> str:
-    """Return the SHA-256 of the names, dtypes, shapes and bytes of a module's parameters."""
-    digest = hashlib.sha256()
-    leaves = nn.utils.tree_flatten(module.parameters(), destination={})
-    assert isinstance(leaves, dict)
-    for name, array in sorted(leaves.items()):
-        digest.update(f"\n{name} {array.dtype} {array.shape}\n".encode())
-        digest.update(np.array(array.reshape(-1).view(mx.uint8)).tobytes())
-    return f"sha256:{digest.hexdigest()}"
