@@ -169,7 +169,8 @@ class QuestionOptions:
     """The questions to ask."""
 
     questions: Annotated[str | None, Flag(
-        "MT-Bench, Spec-Bench, Alpaca, JSONL or plain lines. [default: our own 16]", "FILE",
+        "MT-Bench, Spec-Bench, Alpaca, ShareGPT, OpenAI chat, JSONL or plain lines. "
+        "[default: our own 16]", "FILE",
     )] = None  # fmt: skip
     limit: Annotated[int | None, LIMIT] = None
 

@@ -137,9 +137,9 @@ def test_bad_question_files_are_one_line(tmp_path: Path) -> None:
     file = tmp_path / "q.jsonl"
     cases = [
         ("", "holds no question"),
-        ('{"turns": []}', "line 1 holds no question; one of turns, prompt"),
+        ('{"turns": []}', "line 1 holds no prompt; one of messages, "),
         ('{"turns": ["a"]}\n{', "line 2 is not JSON"),
-        ('{"turns": ["a"]}\n[1]', "line 2 is not a JSON object"),
+        ('{"turns": ["a"]}\n[1]', "line 2 is neither text nor"),
     ]
     for text, message in cases:
         file.write_text(text)
@@ -161,6 +161,16 @@ def test_questions_of_every_common_form_are_read(tmp_path: Path) -> None:
         '{"instruction": "Sum up", "input": "a text"}\n{"instruction": "x", "input": ""}'
     )
     assert [q.text for q in read_questions(file)] == ["Sum up\n\na text", "x"]
+    said = [("gpt", "no question"), ("human", "hi"), ("gpt", "yo"), ("human", "what?")]
+    rows = [
+        {"id": f"{skip}", "conversations": [{"from": r, "value": v} for r, v in said[skip:]]}
+        for skip in (0, 1)
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    assert read_questions(file) == [Question("hi", id="1")], "one begins without a question"
+    asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    file.write_text(json.dumps([{"messages": asked, "category": "math"}]))
+    assert read_questions(file) == [Question("u", "math")]
     file.write_text("one\n\n two \n")
     assert [q.text for q in read_questions(file)] == ["one", "two"]
 

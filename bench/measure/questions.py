@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from redrafter_mlx.distill.corpus.prompts.conversations import read_rows
+from redrafter_mlx.distill.corpus.prompts.conversations import conversation_of, read_rows
 from redrafter_mlx.errors import BadInputError, DownloadError
 
 WHOLE = "all"
 """Category of a row over all questions."""
 
-_TEXT_KEYS = ("prompt", "question", "instruction", "text")
 _ID_KEYS = ("question_id", "prompt_id", "id")
 _CATEGORY_KEYS = ("category", "dataset")
 """The first is MT-Bench's and Spec-Bench's, the second AlpacaEval's."""
@@ -60,11 +59,11 @@ OWN_QUESTIONS = (
 
 
 def read_questions(path: str | Path) -> list[Question]:
-    """Read a file of questions: MT-Bench or Spec-Bench (`turns`), Alpaca, JSONL, or plain lines.
+    """Read a file of questions, in the formats of `conversation_of`, or plain lines.
 
     Raises BadInputError naming the file and the line, or the element of a JSON array.
     """
-    found = [_question(where, row) for where, row in read_rows(path)]
+    found = [*filter(None, (_question(where, row) for where, row in read_rows(path)))]
     if not found:
         raise BadInputError(f"{path} holds no question")
     return found
@@ -129,20 +128,13 @@ def choose_questions(
     return chosen
 
 
-def _question(where: str, item: object) -> Question:
-    if isinstance(item, str) and item.strip():
-        return Question(item.strip())
-    if not isinstance(item, dict):
-        raise BadInputError(f"{where} is not a JSON object")
-    found = [item[k] for k in ("turns", *_TEXT_KEYS) if k in item]
-    first = found[0] if found else None
-    text = first[0] if isinstance(first, list) and first else first
-    if not isinstance(text, str) or not text.strip():
-        keys = ", ".join(("turns", *_TEXT_KEYS))
-        raise BadInputError(f"{where} holds no question; one of {keys} should")
-    more = item.get("input")
-    text = f"{text}\n\n{more}" if isinstance(more, str) and more.strip() else text
-    category = next((item[k] for k in _CATEGORY_KEYS if k in item), None)
-    ids = (item.get(k) for k in _ID_KEYS)
+def _question(where: str, row: object) -> Question | None:
+    """Return the first question of a row; None if it does not begin with a user's turn."""
+    conversation = conversation_of(row, where)
+    if conversation is None:
+        return None
+    keys = row if isinstance(row, dict) else {}
+    category = next((keys[k] for k in _CATEGORY_KEYS if k in keys), None)
+    ids = (keys.get(k) for k in _ID_KEYS)
     number = next((n for n in ids if isinstance(n, (int, str)) and n != ""), None)
-    return Question(text, category if isinstance(category, str) else "", number)
+    return Question(conversation.turns[0], category if isinstance(category, str) else "", number)

@@ -79,8 +79,8 @@ class BenchOptions:
     num_draft_tokens: Annotated[str | None, Flag(
         "Drafts a call with --draft-model; as --beam-width. [default: 3]", "N", _SHAPE)] = None
     questions: Annotated[tuple[str, ...], Flag(
-        "MT-Bench, Spec-Bench, Alpaca, JSONL or plain lines; may be given several times. "
-        "[default: our own 16]", "FILE", _ASK)] = ()
+        "MT-Bench, Spec-Bench, Alpaca, ShareGPT, OpenAI chat, JSONL or plain lines; may be given "
+        "several times. [default: our own 16]", "FILE", _ASK)] = ()
     mt_bench: Annotated[bool, Flag("MT-Bench's 80 questions, from the Hub.", panel=_ASK)] = False
     categories: Annotated[str | None, Flag("Only these.", "NAME,...", _ASK)] = None
     limit: Annotated[int | None, Flag(opt.LIMIT.help, "N", _ASK)] = None

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from redrafter_mlx.errors import BadInputError
@@ -47,20 +48,47 @@ class Conversation:
 def read_conversations(path: str | Path) -> list[Conversation]:
     """Read conversations from JSONL, a JSON array, or plain lines (one prompt per line).
 
-    Known objects: MT-Bench and Spec-Bench (`turns`), Alpaca (`instruction`, `input`, `output`),
-    ShareGPT (`conversations` of `from`/`value`), OpenAI chat (`messages` of `role`/`content`), and
-    `prompt`, `question`, `text` or `query` with an optional `response` or `answer`.
-
     Raises BadInputError naming the file and the line.
     """
     found = [
         conversation
         for where, row in read_rows(path)
-        if (conversation := _conversation(row, where)) is not None
+        if (conversation := conversation_of(row, where)) is not None
     ]
     if not found:
         raise BadInputError(f"{path} holds no prompts")
     return found
+
+
+def conversation_of(row: object, where: str) -> Conversation | None:
+    """Return the conversation of a row; None if it does not begin with a user's turn.
+
+    Known objects: MT-Bench and Spec-Bench (`turns`), Alpaca (`instruction`, `input`, `output`),
+    ShareGPT (`conversations` of `from`/`value`), OpenAI chat (`messages` of `role`/`content`), and
+    `prompt`, `question`, `text` or `query` with an optional `response` or `answer`.
+
+    Raises BadInputError, beginning with `where`, for another object.
+    """
+    if isinstance(row, str):
+        return Conversation((row.strip(),)) if row.strip() else None
+    if not isinstance(row, dict):
+        raise BadInputError(f"{where} is neither text nor a JSON object")
+    for key in ("messages", "conversations"):
+        if isinstance(row.get(key), list):
+            return _from_messages(row[key], where)
+    keys = ("turns", *_TEXT_KEYS)
+    turns = next((turns for k in keys if (turns := _turns(row.get(k)))), None)
+    if turns is None:
+        known = ", ".join(("messages", "conversations", *keys))
+        raise BadInputError(f"{where} holds no prompt; one of {known} should")
+    first, *later = turns
+    more = _text(row.get("input"))
+    answer = next((text for k in _ANSWER_KEYS if (text := _text(row.get(k)))), None)
+    return Conversation(
+        (f"{first}\n\n{more}" if more else first, *later),
+        (answer,) if answer and not later else (),
+        _text(row.get("system")),
+    )
 
 
 def read_rows(path: str | Path) -> list[tuple[str, object]]:
@@ -94,31 +122,6 @@ def _parse(where: str, text: str) -> object:
         raise BadInputError(f"{where} is not JSON: {getattr(error, 'msg', error)}") from None
 
 
-def _conversation(row: object, where: str) -> Conversation | None:
-    """Return the conversation of a row; None if it does not begin with a user's turn."""
-    if isinstance(row, str):
-        return Conversation((row.strip(),)) if row.strip() else None
-    if not isinstance(row, dict):
-        raise BadInputError(f"{where} is neither text nor a JSON object")
-    for key in ("messages", "conversations"):
-        if isinstance(row.get(key), list):
-            return _from_messages(row[key], where)
-    turns = row.get("turns")
-    if isinstance(turns, list) and turns and all(isinstance(t, str) and t.strip() for t in turns):
-        return Conversation(tuple(turns), system=_text(row.get("system")))
-    prompt = next((text for k in _TEXT_KEYS if (text := _text(row.get(k)))), None)
-    if prompt is None:
-        keys = ", ".join(("messages", "conversations", "turns", *_TEXT_KEYS))
-        raise BadInputError(f"{where} holds no prompt; one of {keys} should")
-    more = _text(row.get("input"))
-    answer = next((text for k in _ANSWER_KEYS if (text := _text(row.get(k)))), None)
-    return Conversation(
-        (f"{prompt}\n\n{more}" if more else prompt,),
-        (answer,) if answer else (),
-        _text(row.get("system")),
-    )
-
-
 def _from_messages(messages: Sequence[object], where: str) -> Conversation | None:
     system, turns, answers = None, list[str](), list[str]()
     for message in messages:
@@ -141,6 +144,11 @@ def _role_and_content(message: object, where: str) -> tuple[str, str]:
         if role and isinstance(content, str):
             return role, content
     raise BadInputError(f"{where} holds a message without a known role and a text")
+
+
+def _turns(value: object) -> list[str]:
+    """Return a user's turns: one text, or the texts that a list begins with."""
+    return [*takewhile(_text, value if isinstance(value, list) else [value])]
 
 
 def _text(value: object) -> str | None:
