@@ -6,12 +6,13 @@ level, and the next step overwrites them.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TypeAlias, cast
 
 import mlx.core as mx
 
 from redrafter_mlx.drafting.interface import Memory, Seen
-from redrafter_mlx.drafting.level_drafter import DraftLevels
+from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
@@ -19,6 +20,45 @@ from redrafter_mlx.target.kv_cache import TreeCache
 
 Pairs: TypeAlias = "tuple[tuple[mx.array, mx.array], ...]"
 """Keys and values [B, K, T, head size] of each layer."""
+
+
+class CachedDrafter(LevelDrafter):
+    """A drafter with a KV cache of its own.
+
+    Its memory is the keys and values of every committed position: a pair for each layer.
+    """
+
+    @abstractmethod
+    def new_cache(self) -> TreeCache:
+        """Return an empty cache."""
+
+    @abstractmethod
+    def append(self, seen: Seen, cache: TreeCache) -> None:
+        """Append the committed positions, for which the cache is planned, in one call."""
+
+    def filled_cache(self, memory: Memory) -> TreeCache:
+        """Return a cache that holds the memory."""
+        cache = self.new_cache()
+        if memory:
+            cache.layer_buffers = [(*pair, None, None) for pair in cast("Pairs", memory)]
+        return cache
+
+    def extend(self, memory: Memory, seen: Seen) -> Memory:
+        """Append the keys and values of the committed positions, in one call."""
+        cache, tokens = self.filled_cache(memory), seen.tokens[:, 1:]
+        if seen.start is None:
+            cache.plan_tree(chain(tokens), seen.position, seen.bound)
+        else:
+            cache.plan_prompt(seen.start, tokens.shape[1], seen.bound)
+        self.append(seen, cache)
+        return memory_of(cache)
+
+    def cut(self, memory: Memory, positions: int) -> Memory:
+        """Return the memory of the first positions; the arrays are shared."""
+        return tuple(
+            (keys[:, :, :positions], values[:, :, :positions])
+            for keys, values in cast("Pairs", memory)
+        )
 
 
 class CachedLevels(DraftLevels):
@@ -63,20 +103,6 @@ def chain(tokens: mx.array) -> TokenTree:
     """Return tokens [B, P] as a chain: each is the child of the one before."""
     candidate = tokens[:, None].astype(mx.int32)
     return pack_beam(Beams(candidate, mx.zeros(candidate.shape)), tokens.shape[1])
-
-
-def fill_cache(cache: TreeCache, memory: Memory) -> TreeCache:
-    """Fill an empty cache with what `memory_of` returned for such a cache."""
-    if memory:
-        cache.layer_buffers = [(*pair, None, None) for pair in cast("Pairs", memory)]
-    return cache
-
-
-def cut_memory(memory: Memory, positions: int) -> Memory:
-    """Return the first positions of what `memory_of` returned; the arrays are shared."""
-    return tuple(
-        (keys[:, :, :positions], values[:, :, :positions]) for keys, values in cast("Pairs", memory)
-    )
 
 
 def memory_of(cache: TreeCache) -> Memory:

@@ -14,15 +14,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.drafting.cached_levels import (
-    CachedLevels,
-    chain,
-    cut_memory,
-    fill_cache,
-    memory_of,
-)
+from redrafter_mlx.drafting.cached_levels import CachedDrafter, CachedLevels, chain
 from redrafter_mlx.drafting.interface import Features, Memory, Seen
-from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter
+from redrafter_mlx.drafting.level_drafter import DraftLevels
 from redrafter_mlx.errors import MismatchError
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target.fingerprint import nbytes_of, shapes_hash
@@ -30,11 +24,8 @@ from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
 
 
-class DraftModel(LevelDrafter):
-    """Any mlx-lm model whose cache can hold a tree, as a drafter.
-
-    Its memory is the keys and values of every committed position: a pair for each layer.
-    """
+class DraftModel(CachedDrafter):
+    """Any mlx-lm model whose cache can hold a tree, as a drafter."""
 
     def __init__(
         self, model: nn.Module, tokenizer: TokenizerWrapper, name: str = "a draft model"
@@ -70,24 +61,15 @@ class DraftModel(LevelDrafter):
     def timing_key(self) -> str:
         return f"draft model {self._model.model_type} {shapes_hash(self.module)}"
 
-    def extend(self, memory: Memory, seen: Seen) -> Memory:
-        """Append the keys and values of the committed positions, in one call."""
-        cache = fill_cache(self._model.new_cache(), memory)
-        tokens = embeddable(seen.tokens[:, :-1], self._model)
-        if seen.start is None:
-            cache.plan_tree(chain(tokens), seen.position, seen.bound)
-        else:
-            cache.plan_prompt(seen.start, tokens.shape[1], seen.bound)
-        self._model.hidden(tokens, cache.layers)
-        return memory_of(cache)
+    def new_cache(self) -> TreeCache:
+        return self._model.new_cache()
 
-    def cut(self, memory: Memory, positions: int) -> Memory:
-        return cut_memory(memory, positions)
+    def append(self, seen: Seen, cache: TreeCache) -> None:
+        self._model.hidden(embeddable(seen.tokens[:, :-1], self._model), cache.layers)
 
     def levels(self, memory: Memory, seen: Seen, drafts: int) -> DraftLevels:
         del drafts
-        cache = fill_cache(self._model.new_cache(), memory)
-        return DraftModelLevels(self._model, cache, seen, self.vocabulary)
+        return DraftModelLevels(self._model, self.filled_cache(memory), seen, self.vocabulary)
 
 
 class DraftModelLevels(CachedLevels):

@@ -21,16 +21,9 @@ from typing import cast
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.drafting.cached_levels import (
-    CachedLevels,
-    chain,
-    cut_memory,
-    fill_cache,
-    memory_of,
-)
+from redrafter_mlx.drafting.cached_levels import CachedDrafter, CachedLevels, chain
 from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, fill
 from redrafter_mlx.drafting.interface import Features, Memory, Seen
-from redrafter_mlx.drafting.level_drafter import LevelDrafter
 from redrafter_mlx.drafting.published.eagle_config import (
     ROPE_BASE,
     EagleConfig,
@@ -59,11 +52,8 @@ from redrafter_mlx.target.layer_cache import LayerCache
 from redrafter_mlx.target.model import Target
 
 
-class EagleDrafter(LevelDrafter):
-    """An EAGLE network, with the target's embedding and output layer where it has none of its own.
-
-    Its memory is the keys and values of every committed position: a pair for each of its layers.
-    """
+class EagleDrafter(CachedDrafter):
+    """An EAGLE network, with the target's embedding and output layer where it has none itself."""
 
     def __init__(
         self, name: str, network: EagleNetwork, target: Target, vocabulary: DraftVocabulary
@@ -127,18 +117,11 @@ class EagleDrafter(LevelDrafter):
         network = shuffled(self._network)
         return EagleDrafter(self._name, network, self._target, self.vocabulary)
 
-    def extend(self, memory: Memory, seen: Seen) -> Memory:
-        """Append the keys and values of the committed positions, in one call."""
-        cache = self._cache(memory)
-        if seen.start is None:
-            cache.plan_tree(chain(seen.tokens[:, 1:]), seen.position, seen.bound)
-        else:
-            cache.plan_prompt(seen.start, seen.tokens.shape[1] - 1, seen.bound)
-        self.rows.run((seen.tokens[:, 1:], self.rows.context(seen)), cache.layers)
-        return memory_of(cache)
+    def new_cache(self) -> TreeCache:
+        return TreeCache(self.config.n_layers)
 
-    def cut(self, memory: Memory, positions: int) -> Memory:
-        return cut_memory(memory, positions)
+    def append(self, seen: Seen, cache: TreeCache) -> None:
+        self.rows.run((seen.tokens[:, 1:], self.rows.context(seen)), cache.layers)
 
     def uncompiled(self) -> EagleDrafter:
         drafter = copy.copy(self)
@@ -148,10 +131,7 @@ class EagleDrafter(LevelDrafter):
 
     def levels(self, memory: Memory, seen: Seen, drafts: int) -> EagleLevels:
         del drafts
-        return EagleLevels(self.rows, self._cache(memory), seen)
-
-    def _cache(self, memory: Memory) -> TreeCache:
-        return fill_cache(TreeCache(self.config.n_layers), memory)
+        return EagleLevels(self.rows, self.filled_cache(memory), seen)
 
 
 class EagleRows:

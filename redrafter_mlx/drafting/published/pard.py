@@ -18,7 +18,7 @@ import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import check_int
-from redrafter_mlx.drafting.cached_levels import chain, fill_cache, memory_of
+from redrafter_mlx.drafting.cached_levels import chain, memory_of
 from redrafter_mlx.drafting.draft_model import DraftModel, embeddable
 from redrafter_mlx.drafting.interface import Memory, Seen
 from redrafter_mlx.drafting.level_drafter import DraftLevels, IndependentLevels
@@ -53,7 +53,7 @@ class Pard(DraftModel):
         return f"PARD {super().timing_key}"
 
     def levels(self, memory: Memory, seen: Seen, drafts: int) -> DraftLevels:
-        cache = fill_cache(self._model.new_cache(), memory)
+        cache = self.filled_cache(memory)
         return PardLevels(self._model, cache, seen, self.vocabulary, self._mask_token, drafts)
 
 
