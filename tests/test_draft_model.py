@@ -19,7 +19,6 @@ from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding import sequence_cache
 from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.row import BatchShapes
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
@@ -163,35 +162,6 @@ def test_the_loop_reads_once_a_step_on_the_host() -> None:
     with counted_reads() as counts:
         _, results, _ = run(Decoder(target, drafter, BeamShape(3, 4), GREEDY), 40)
     assert counts == {"tolist": len(results), "eval": len(results) - 1}
-
-
-@pytest.mark.parametrize("chunk", [2, 3, 7])
-def test_a_prompt_that_is_read_in_chunks_drafts_the_same(
-    chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = random_model(num_hidden_layers=3)
-    target = Target(model)
-    drafter = drafter_for(target, truncated(model, 2))
-    decoder = Decoder(target, drafter, BeamShape(3, 4), GREEDY)
-    _, whole, _ = run(decoder, 40)
-    monkeypatch.setattr("redrafter_mlx.decoding.loop.PREFILL_CHUNK", chunk)
-    _, pieces, _ = run(decoder, 40)
-    assert [r.tokens for r in pieces] == [r.tokens for r in whole]
-
-
-@pytest.mark.parametrize("chunk", [60, 100, 999])
-def test_a_prompt_grows_the_buffers_of_the_draft_model_once(chunk: int) -> None:
-    model = random_model()
-    target = Target(model)
-    drafter, prompt = drafter_for(target, truncated(model, 1)), [i % VOCAB for i in range(600)]
-    decoder = Decoder(target, drafter, BeamShape(1, 2), GREEDY)
-    prefill = Prefill(target, drafter, decoder.new_cache(), 0, [prompt])
-    capacities = set()
-    while prefill.left:
-        prefill.read(chunk)
-        ((keys, _),) = prefill.cache.memory
-        capacities.add(keys.shape[2])
-    assert capacities == {prefill.cache.target.capacity}
 
 
 def test_a_session_reads_its_text_once() -> None:

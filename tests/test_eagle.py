@@ -28,8 +28,15 @@ from eagle_samples import (
 )
 from policies import Alternating
 from test_batch import scheduled, some
-from test_draft_model import GREEDY, PROMPT, run
-from tiny import HIDDEN, byte_model, byte_tokenizer, plain_tokens, random_model
+from test_draft_model import GREEDY, PROMPT, drafter_for, run
+from tiny import (
+    HIDDEN,
+    byte_model,
+    byte_tokenizer,
+    plain_tokens,
+    random_model,
+    truncated,
+)
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
@@ -291,26 +298,34 @@ def test_features_of_few_positions_are_kept_for_a_parked_drafter(
     assert len(cache.missed) < 6
 
 
+@pytest.fixture(params=["EAGLE-3", "a draft model"])
+def decoder(request: pytest.FixtureRequest, model: nn.Module, trained: dict[str, Path]) -> Decoder:
+    """Return a decoder with a drafter that has a KV cache of its own."""
+    shape = BeamShape(3, 4)
+    if request.param in trained:
+        return decoder_of(trained[request.param], model, shape)
+    target = Target(model)
+    return Decoder(target, drafter_for(target, truncated(model, 2)), shape, GREEDY)
+
+
+@pytest.mark.parametrize("chunk", [2, 3, 7])
 def test_a_prompt_that_is_read_in_chunks_drafts_the_same(
-    model: nn.Module, trained: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    chunk: int, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder = decoder_of(trained["EAGLE-3"], model, BeamShape(3, 4))
-    _, whole, _ = run(decoder, 30)
-    monkeypatch.setattr("redrafter_mlx.decoding.loop.PREFILL_CHUNK", 3)
-    _, pieces, _ = run(decoder, 30)
+    _, whole, _ = run(decoder, 40)
+    monkeypatch.setattr("redrafter_mlx.decoding.loop.PREFILL_CHUNK", chunk)
+    _, pieces, _ = run(decoder, 40)
     assert [r.tokens for r in pieces] == [r.tokens for r in whole]
 
 
-def test_a_prompt_grows_the_buffers_of_the_memory_once(
-    model: nn.Module, trained: dict[str, Path]
-) -> None:
-    decoder, prompt = decoder_of(trained["EAGLE-3"], model, BeamShape(1, 2)), [7] * 600
+@pytest.mark.parametrize("chunk", [60, 100, 999])
+def test_a_prompt_grows_the_buffers_of_the_memory_once(chunk: int, decoder: Decoder) -> None:
+    prompt = [i % VOCAB for i in range(600)]
     prefill = Prefill(decoder.target, decoder.drafter, decoder.new_cache(), 0, [prompt])
     capacities = set()
     while prefill.left:
-        prefill.read(100)
-        ((keys, _),) = prefill.cache.memory
-        capacities.add(keys.shape[2])
+        prefill.read(chunk)
+        capacities |= {keys.shape[2] for keys, _ in prefill.cache.memory}
     assert capacities == {prefill.cache.target.capacity}
 
 
