@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from decoding import run
 from evaluations import logits_along, never_counted
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
 from test_distill_training import losses, texts
 from test_medusa import expected as medusa_logits
 from test_mlp_speculator import expected as speculator_logits
@@ -262,35 +263,50 @@ def test_fresh_medusa_heads_give_the_targets_own_next_token(name: str, kind: str
         np.testing.assert_allclose(logits, want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", [*HEADS, "eagle"])
 def test_training_further_starts_with_the_saved_weights_and_refuses_another_form(
     tmp_path: Path, name: str
 ) -> None:
-    folder, evaluation = trained(tmp_path, name)
-    target = Target(random_model())
-    recipe = recipe_of(name, target)
-    recipe.check_start(folder)
-    started = recipe.start(folder, target, never_counted)
-    again = recipe.student(started, target, TrainOptions(draft_length=T))
-    held_out = texts(target, 2)
-    per_step = again.evaluate(held_out, [BeamShape(2, T + 1)]).tokens_per_step
-    assert per_step[2] == pytest.approx(evaluation.quality.tokens_per_step[2], abs=0.1)
-    assert all(a.dtype == mx.float32 for _, a in tree_flatten(again.network.trainable_parameters()))
-    longer = recipe_for(FORMS[name], target, "tiny", "sha256:tiny", T + 1)
-    with pytest.raises(MismatchError, match=f"has heads {T}, and {T + 1} is asked for"):
-        longer.check_start(folder)
-    other = recipe_of("mlp" if name.startswith("medusa") else "recurrent", target)
-    with pytest.raises(MismatchError, match="is asked for; a drafter is trained further in its"):
-        other.check_start(folder)
-    elsewhere = recipe_for(FORMS[name], target, "tiny", "sha256:other", T)
-    with pytest.raises(MismatchError, match="was trained for"):
-        elsewhere.check_start(folder)
+    target, form = Target(random_model()), FORMS[name]
+    recipe, options = recipe_of(name, target), TrainOptions(draft_length=T)
+    reading = target.reading(recipe.context_layers)
+    read = recipe.extras(()).compute(reading, texts(target, 2))
+    student = recipe.student(recipe.fresh(reading, np.arange(VOCAB), read, 0), reading, options)
+    weights = student.network.trainable_parameters()
+    student.network.update(tree_map(lambda a: a + 0.1 * mx.random.normal(a.shape), weights))
+    recipe.save(student, tmp_path)
+    recipe.check_start(tmp_path)
+    again = recipe.student(recipe.start(tmp_path, reading, never_counted), reading, options)
+    started = dict(tree_flatten(again.network.trainable_parameters()))
+    for key, array in tree_flatten(student.network.trainable_parameters()):
+        assert started[key].dtype == mx.float32
+        np.testing.assert_allclose(started[key], array, rtol=1e-3, atol=1e-4)
+
+    other = FORMS["mlp" if name.startswith("medusa") else "recurrent"]
+    refused = [
+        ("is asked for; a drafter is trained further in its", other, "sha256:tiny", T),
+        ("was trained for", form, "sha256:other", T),
+    ]
+    if isinstance(form, EagleForm):
+        fewer, wider = replace(form, draft_vocab=50), replace(form, inner_dim=INNER + 1)
+        refused += [
+            ("has draft_vocab_size 60, and 50 is asked for", fewer, "sha256:tiny", T),
+            ("has intermediate_size 24, and 25 is asked for", wider, "sha256:tiny", T),
+        ]
+    else:
+        heads = f"has heads {T}, and {T + 1} is asked for"
+        refused.append((heads, form, "sha256:tiny", T + 1))
+    for words, asked, fingerprint, length in refused:
+        with pytest.raises(MismatchError, match=words):
+            recipe_for(asked, target, "tiny", fingerprint, length).check_start(tmp_path)
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_fresh_weights_follow_from_the_seed_and_not_from_the_global_state(name: str) -> None:
+def test_fresh_weights_follow_from_the_seed_and_neither_read_nor_change_the_global_state(
+    name: str,
+) -> None:
     target = Target(random_model())
-    recipe, found = recipe_of(name, target), []
+    recipe, found, drawn = recipe_of(name, target), [], []
     read = recipe.extras(()).compute(target, texts(target, 2))
     target = target.reading(recipe.context_layers)
     for seed, global_seed in ((1, 1), (1, 2), (2, 1)):
@@ -298,10 +314,12 @@ def test_fresh_weights_follow_from_the_seed_and_not_from_the_global_state(name: 
         drafter = recipe.fresh(target, np.arange(VOCAB), read, seed)
         assert drafter.module is not None
         found.append(dict(tree_flatten(drafter.module.parameters())))
+        drawn.append(mx.random.uniform().item())
     first, again, other = found
     assert all(mx.array_equal(first[n], again[n]) for n in first)
-    drawn = [n for n in first if not mx.array_equal(first[n], other[n])]
-    assert bool(drawn) == (not name.startswith("medusa"))
+    differ = [n for n in first if not mx.array_equal(first[n], other[n])]
+    assert bool(differ) == (not name.startswith("medusa"))
+    assert drawn[0] == drawn[2] != drawn[1]
 
 
 @pytest.mark.parametrize("name", ["recurrent", "medusa", "mlp"])
