@@ -7,7 +7,7 @@ class declares what it needs from the decoding loop; no code outside its file as
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
@@ -110,13 +110,6 @@ class Bindable(Protocol):
     """A drafter, or something that becomes one when bound to a target."""
 
     def bind(self, target: Target, tokenizer: TokenizerWrapper) -> Drafter: ...
-
-
-@dataclass(frozen=True)
-class Unbound:
-    """A drafter that `bind` makes for a target."""
-
-    bind: Callable[[Target, TokenizerWrapper], Drafter]
 
 
 class Drafter(ABC):

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -19,7 +20,7 @@ from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.drafter_files import open_files
 from redrafter_mlx.drafting.forms import FORMS, DrafterFolder, find_form, holds_drafter
 from redrafter_mlx.drafting.installed import find_drafters
-from redrafter_mlx.drafting.interface import Bindable, Drafter, Unbound
+from redrafter_mlx.drafting.interface import Bindable, Drafter
 from redrafter_mlx.drafting.prompt_lookup import split_lookup
 from redrafter_mlx.drafting.published.pard import MASK_KEY, Pard
 from redrafter_mlx.drafting.registry import check_drafter
@@ -116,15 +117,20 @@ def open_drafter(
             parts.append(_open(part, named.bits, loaded.source, offline, progress))
         else:
             parts.append(part)
-    if not parts:
-        return None, note
+    return _Opened(parts, named.tree) if parts else None, note
 
-    def bind(target: Target, tokenizer: TokenizerWrapper) -> Drafter:
-        bound = [part.bind(target, tokenizer) for part in parts]
+
+@dataclass(frozen=True)
+class _Opened:
+    """One drafter or two together, and the static tree to draft along if there is one."""
+
+    parts: Sequence[Bindable]
+    tree: StaticTree | None
+
+    def bind(self, target: Target, tokenizer: TokenizerWrapper) -> Drafter:
+        bound = [part.bind(target, tokenizer) for part in self.parts]
         drafter = Combined(*bound) if len(bound) > 1 else bound[0]
-        return drafter if named.tree is None else drafter.along(named.tree)
-
-    return Unbound(bind), note
+        return drafter if self.tree is None else drafter.along(self.tree)
 
 
 def _parts(drafter: str | Path) -> list[str]:
