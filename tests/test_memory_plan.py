@@ -27,13 +27,13 @@ VICUNA = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_hea
 """Keys and values of Vicuna-7B: half a MiB for each token in float16."""
 
 
-def planned(target: Target, memory: int | None, workers: int = 1, **changes: object) -> MemoryPlan:
+def planned(target: Target, memory: int | None, workers: int | None = 1) -> MemoryPlan:
     job = TrainingJob(
         "tiny", Path("out"), memory=memory, drafter=RecurrentForm(exit_dim=32),
-        training=TrainOptions(batch=64), **changes,  # type: ignore[arg-type]
+        training=TrainOptions(batch=64), workers=workers,
     )  # fmt: skip
     recipe = recipe_for(job.drafter, target, "tiny", "", job.training.draft_length)
-    return plan_memory(job, recipe, target, 1_000_000, workers)
+    return plan_memory(job, recipe, target, 1_000_000)
 
 
 def test_a_token_of_vicunas_cache_shape_counts_half_a_mebibyte() -> None:
@@ -54,13 +54,17 @@ def test_writing_takes_the_memory_it_was_given_whatever_the_model() -> None:
     assert 0.8 * 3 * row < taken < 1.2 * 3 * row
 
 
-def test_a_plan_stays_within_the_memory_that_is_given() -> None:
-    target = Target(random_model(**VICUNA))
+def test_a_plan_stays_within_the_memory_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = replace(mac(64), on_cpu=True)
+    monkeypatch.setattr("redrafter_mlx.distill.memory_plan.this_machine", lambda: machine)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    target, workers = Target(random_model(**VICUNA)), []
     for memory in (2_000_000_000, 6_000_000_000, 40_000_000_000):
-        plan = planned(target, memory, workers=8)
+        plan = planned(target, memory, workers=None)
         assert plan.writing <= memory
         assert plan.training <= memory
-    assert planned(target, 6_000_000_000, 8).workers > planned(target, 2_000_000_000, 8).workers
+        workers.append(plan.workers)
+    assert workers[0] < workers[1] <= workers[2] == 8
 
 
 def test_too_little_memory_is_refused_with_the_least_that_does() -> None:
@@ -101,7 +105,7 @@ def test_a_16_gb_mac_trains_for_the_named_8b_models_by_default(
     )
     job = TrainingJob(name, Path("out"))
     recipe = recipe_for(job.drafter, cast(Target, target), name, "", 5)
-    plan = plan_memory(job, recipe, cast(Target, target), REGISTRY[name].size, 1)
+    plan = plan_memory(job, recipe, cast(Target, target), REGISTRY[name].size)
     assert machine.memory // 2 < plan.most <= machine.working_set
 
 

@@ -64,21 +64,21 @@ def plan_memory(
     recipe: Recipe,
     target: Target,
     model_bytes: int,
-    workers: int | None = None,
     corpus_bytes: int | None = None,
 ) -> MemoryPlan:
     """Plan a run that fits into `job.memory`.
 
+    Unless the job sets their number, one process writes on a GPU, and on a CPU one for each core,
+    at most 8, or fewer if memory is short.
+
     Args:
-      workers: number of processes that could write, None for one on a GPU and up to 8 on a CPU;
-        fewer do if memory is short, unless the job sets their number
       corpus_bytes: size of the corpus, if known; training never holds more than the whole corpus
     Raises BadInputError, naming the least memory that would do, if memory is too short.
     """
     machine = this_machine()
     memory = job.memory or default_memory(machine)
     cores = min(os.cpu_count() or 1, 8) if machine.on_cpu else 1
-    workers = job.workers or workers or cores
+    workers = job.workers or cores
     process = _PROCESS + model_bytes
     written = job.writing
     columns = PROMPT_TOKENS + max(written.openings) + written.max_answer_tokens
