@@ -237,7 +237,9 @@ def test_each_drafter_on_this_machine_is_measured_once_and_damaged_ones_are_not(
 ) -> None:
     """`trained` takes the first that can be loaded, so it is no name for one of several."""
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
-    fingerprint = f"sha256:{REGISTRY[DEFAULT_MODEL].sha256}"
+    pinned = REGISTRY[DEFAULT_MODEL].pinned
+    assert pinned is not None
+    fingerprint = f"sha256:{pinned.sha256}"
     mine = tmp_path / "drafters" / "mine"
     save_drafter(random_drafter(1, target_fingerprint=fingerprint), mine)
     first, shipped, *others = installed_drafters(DEFAULT_MODEL)

@@ -229,7 +229,9 @@ def test_the_drafter_written_last_is_taken_and_named(shelf: Path) -> None:
 
 
 def test_the_users_own_drafter_comes_before_the_shipped_one(shelf: Path) -> None:
-    shipped = f"sha256:{REGISTRY[DEFAULT_MODEL].sha256}"
+    pinned = REGISTRY[DEFAULT_MODEL].pinned
+    assert pinned is not None
+    shipped = f"sha256:{pinned.sha256}"
     save_drafter(random_drafter(target_fingerprint=shipped), shelf / "mine")
     _written(shelf / "mine", 1)
     folders, _ = find_drafters(shipped)

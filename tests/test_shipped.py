@@ -42,8 +42,9 @@ def test_the_default_model_finds_its_drafter_by_fingerprint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
-    entry = REGISTRY["smollm2-135m"]
-    folders, damaged = find_drafters(f"sha256:{entry.sha256}")
+    pinned = REGISTRY["smollm2-135m"].pinned
+    assert pinned is not None
+    folders, damaged = find_drafters(f"sha256:{pinned.sha256}")
     assert folders == [SHELF / "smollm2-135m"]
     assert not damaged
     assert find_drafters("sha256:of another model")[0] == []

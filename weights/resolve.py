@@ -71,7 +71,7 @@ def resolve(
     report = progress or log_progress()
     local = find_local(wanted, progress=report)
     if local is not None:
-        pinned = local.entry is not None and local.entry.file is not None
+        pinned = local.entry is not None and local.entry.pinned is not None
         reachable = not (offline or constants.HF_HUB_OFFLINE)
         if not update or not reachable or pinned or local.remedy is None:
             return local
@@ -109,11 +109,11 @@ def find_local(name: str | Path, *, progress: Progress = no_progress) -> LocalMo
 
 
 def _local_entry(entry: Registered, progress: Progress) -> Path | None:
-    if entry.file is None:
+    pinned = entry.pinned
+    if pinned is None:
         return hub.cached_repo(entry.repo, entry.revision)
-    assert entry.sha256 is not None
-    for path in (hub.cached_file(entry.repo, entry.revision, entry.file), wheel_path(entry)):
-        if path is not None and is_intact(path, entry.sha256, entry.size, progress):
+    for path in (hub.cached_file(entry.repo, entry.revision, pinned.file), wheel_path(entry)):
+        if path is not None and is_intact(path, pinned.sha256, entry.size, progress):
             return path
     return None
 
@@ -143,7 +143,7 @@ def _fetch(
             raise DownloadError(f"it is missing or damaged here, and {why} forbids fetching it")
         if entry is not None:
             tell(check_download, entry.stored)
-        if entry is not None and entry.file is not None:
+        if entry is not None and entry.pinned is not None:
             path = _fetch_pinned(entry, progress)
         else:
             found = (entry.repo, entry.revision) if entry else hub.split_repo(name)
@@ -171,16 +171,16 @@ def _fetch_pinned(entry: Registered, progress: Progress) -> Path:
 
 
 def _fetch_pinned_from_hub(entry: Registered, progress: Progress) -> Path:
-    assert entry.file is not None
-    assert entry.sha256 is not None
+    assert entry.pinned is not None
+    file = entry.pinned.file
     listing = hub.list_repo(entry.repo, entry.revision)
-    if listing.sizes.get(entry.file) != entry.size:
-        raise DownloadError(f"{entry.repo} no longer holds this {entry.file}")
+    if listing.sizes.get(file) != entry.size:
+        raise DownloadError(f"{entry.repo} no longer holds this {file}")
     hub.check_room(entry.size)
-    damaged = hub.cached_file(entry.repo, entry.revision, entry.file) is not None
-    path = hub.download_file(listing, entry.file, progress, again=damaged)
-    if not is_intact(path, entry.sha256, entry.size, progress):
-        raise DownloadError(f"{entry.file} of the Hub has the wrong SHA-256")
+    damaged = hub.cached_file(entry.repo, entry.revision, file) is not None
+    path = hub.download_file(listing, file, progress, again=damaged)
+    if not is_intact(path, entry.pinned.sha256, entry.size, progress):
+        raise DownloadError(f"{file} of the Hub has the wrong SHA-256")
     return path
 
 

