@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import mlx.core as mx
+import numpy as np
 
 from redrafter_mlx.distributed.watch import Facts, FollowerConnection, LeaderConnections, Listener
 from redrafter_mlx.errors import RankError
@@ -87,6 +88,17 @@ class Ranks:
         """Return one rank's array on every rank; the others pass zeros of its shape."""
         return mx.distributed.all_sum(given, group=self.group)
 
+    def broadcast_bytes(self, given: bytes = b"") -> bytes:
+        """Return one rank's bytes on every rank; the others pass none."""
+        return broadcast_bytes(self.group, given)
+
+
+def broadcast_bytes(group: mx.distributed.Group, given: bytes = b"") -> bytes:
+    """Return one rank's bytes on every rank; the others pass none."""
+    size = cast(int, mx.distributed.all_sum(mx.array(len(given), mx.int64), group=group).item())
+    words = np.frombuffer(given.ljust(-(-size // 4) * 4, b"\0"), np.int32)
+    return np.array(mx.distributed.all_sum(mx.array(words), group=group)).tobytes()[:size]
+
 
 def join_ranks(patience_seconds: float = 60.0) -> Ranks | None:
     """Connect to the other ranks of this launch; None if this process runs alone.
@@ -132,19 +144,12 @@ def _connect(group: mx.distributed.Group) -> LeaderConnections | FollowerConnect
     if group.rank() == 0:
         listener = Listener()
         told = json.dumps([_leader_addresses(), listener.port, listener.token.hex()])
-        _from_rank_0(group, told.encode())
+        broadcast_bytes(group, told.encode())
         leader = listener.admit(group.size() - 1)
         atexit.register(leader.close)
         return leader
-    hosts, port, token = json.loads(_from_rank_0(group))
+    hosts, port, token = json.loads(broadcast_bytes(group))
     return FollowerConnection(hosts, port, bytes.fromhex(token), group.rank())
-
-
-def _from_rank_0(group: mx.distributed.Group, text: bytes = b"") -> bytes:
-    """Return rank 0's text on every rank."""
-    size = mx.distributed.all_sum(mx.array(len(text)), group=group).item()
-    words = mx.array([*text.ljust(cast(int, size), b"\0")], mx.int32)
-    return bytes(cast("list[int]", mx.distributed.all_sum(words, group=group).tolist()))
 
 
 def _leader_addresses() -> list[str]:

@@ -20,10 +20,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import cast
 
 import mlx.core as mx
-import numpy as np
 
 from redrafter_mlx.distill.corpus.folder import CorpusGauge, CorpusGoal, CorpusJob, CorpusSize
 from redrafter_mlx.distill.corpus.shards import save_shard
@@ -150,20 +148,14 @@ def _write_together(ranks: Ranks, job: CorpusJob, writer: BlockWriter, gauge: Co
 
 def _from_rank_0(ranks: Ranks, mine: Sequence[bool]) -> list[bool]:
     """Return rank 0's values on all ranks."""
-    given = mx.array([*mine]) if ranks.leads else mx.zeros((len(mine),), mx.bool_)
-    return cast("list[bool]", ranks.broadcast(given.astype(mx.int32)).astype(mx.bool_).tolist())
+    return [*map(bool, ranks.broadcast_bytes(bytes(mine) if ranks.leads else b""))]
 
 
 def _collect(ranks: Ranks, writer: int, files: Sequence[Path]) -> None:
     """Copy one block's files from the rank that wrote them to rank 0."""
-    mine = ranks.rank == writer
-    data = [path.read_bytes() if mine else b"" for path in files]
-    sizes = ranks.broadcast(mx.array([len(each) for each in data], mx.int64))
-    for path, each, size in zip(files, data, cast("list[int]", sizes.tolist()), strict=True):
-        words = mx.zeros((-(-size // 4),), mx.int32)
-        if mine:
-            words = mx.array(np.frombuffer(each.ljust(words.nbytes, b"\0"), np.int32))
-        received = np.array(ranks.broadcast(words)).tobytes()[:size]
+    for path in files:
+        mine = path.read_bytes() if ranks.rank == writer else b""
+        received = ranks.broadcast_bytes(mine)
         if ranks.leads and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(path) as partial:
