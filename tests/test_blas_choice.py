@@ -20,7 +20,9 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or backend() != "cpu", reason="BLAS is chosen on Linux CPUs only"
 )
 
-RATES = {"slow.so": 20.0, "fast.so": 30.0, "broken.so": None}
+RATES = {"slow.so": [20.0], "fast.so": [30.0, 30.0], "close.so": [29.0, 31.0], "broken.so": [None]}
+"""Rates in the first measurement, and in the others if they differ."""
+
 NEVER = "endless.so"
 """A library whose measurement does not end."""
 
@@ -43,7 +45,8 @@ def compared(*libraries: str, again: bool = False) -> tuple[str | None, list[str
         measured.append(library)
         if library == NEVER:
             raise subprocess.TimeoutExpired("tune", longest)
-        return RATES[library]
+        rates = RATES[library]
+        return rates[min(measured.count(library), len(rates)) - 1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blas_choice, "libraries_here", lambda: libraries)
@@ -59,6 +62,11 @@ def test_the_fastest_of_several_is_preferred_and_not_measured_again() -> None:
     assert preferred_library() == "fast.so"
     assert compared("slow.so", "fast.so") == (None, [])
     assert compared("slow.so", "fast.so", again=True)[1] == ["slow.so", "fast.so"]
+
+
+def test_libraries_with_similar_rates_are_measured_twice_in_turn() -> None:
+    measured = ["slow.so", "fast.so", "close.so", "fast.so", "close.so"]
+    assert compared("slow.so", "fast.so", "close.so") == ("close.so", measured)
 
 
 def test_a_library_alone_and_one_that_was_named_are_no_choice(

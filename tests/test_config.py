@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -59,6 +60,28 @@ def test_the_blas_that_is_named_is_in_the_process() -> None:
         "print(name.split('/')[-1].split('.so')[0] in maps)\n"
     )
     assert python(code) == "True"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="BLAS is chosen on Linux only")
+@pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "passive"}])
+def test_threads_wait_awake_between_products_unless_the_environment_says_how(
+    given: dict[str, str],
+) -> None:
+    try:
+        ctypes.CDLL("libgomp.so.1")
+    except OSError:
+        pytest.skip("GNU's OpenMP is not installed")
+    code = (
+        "import os\n"
+        "os.dup2(1, 2)  # where OpenMP prints its settings\n"
+        "import redrafter_mlx\n"
+        "print(*(os.environ.get(n) for n in ('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT')))"
+    )
+    shown = python(code, REDRAFTER_BLAS="libgomp.so.1", OMP_DISPLAY_ENV="verbose", **given)
+    policy = given.get("OMP_WAIT_POLICY")
+    assert f"OMP_WAIT_POLICY = '{(policy or 'active').upper()}'" in shown
+    assert ("GOMP_SPINCOUNT = '300000'" in shown) == (policy is None)
+    assert shown.endswith(f"{policy} None")  # not for other libraries and child processes
 
 
 @pytest.mark.skipif(BLAS.library is None, reason="no optimised BLAS is loaded")

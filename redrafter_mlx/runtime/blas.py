@@ -38,6 +38,12 @@ _SETTERS = {
 }
 """Each library's function that sets the number of threads; BLIS uses one until it is called."""
 
+_AWAKE = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "300000"}
+"""How the threads of GNU's OpenMP wait between products. By default they sleep after 300,000 rounds
+of a loop. But once two threads of a process multiply, as MLX's streams do, it counts more threads
+than cores, and they sleep after 100 rounds; with the first variable after 1,000. Waking one takes
+longer than multiplying a few rows: calls of BLIS with several rows would take twice as long."""
+
 _MAX_SLOWDOWN = 1.15
 """Maximum slowdown of two-row products with one core fewer, which leaves that core to the host."""
 
@@ -158,7 +164,8 @@ def load_optimised_blas() -> BlasStatus:
     usual = _candidates() if preferred is None else [preferred, *_candidates()]
     for candidate in [wanted] if wanted else usual:
         try:
-            ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
+            with _threads_wait_awake():
+                ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
         except OSError:
             continue
         chosen = ", the fastest in `redrafter-mlx tune`" if candidate == preferred else ""
@@ -168,6 +175,23 @@ def load_optimised_blas() -> BlasStatus:
     if wanted:
         return BlasStatus(None, f"MLX's own: REDRAFTER_BLAS={wanted} could not be loaded")
     return BlasStatus(None, f"MLX's own reference BLAS, slow; {remedy()}")
+
+
+@contextmanager
+def _threads_wait_awake() -> Iterator[None]:
+    """Context in which _AWAKE holds for GNU's OpenMP, which reads it while it is loaded.
+
+    What the environment says stays, and ranks share the cores with other processes.
+    """
+    if launched_rank() is not None or any(name in os.environ for name in _AWAKE):
+        yield
+        return
+    os.environ.update(_AWAKE)
+    try:
+        yield
+    finally:  # other libraries and child processes would wait awake, too
+        for name in _AWAKE:
+            del os.environ[name]
 
 
 def remedy() -> str:
