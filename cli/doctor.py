@@ -10,7 +10,7 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -162,15 +162,17 @@ def overwritten_backend() -> str | None:
 def _mlx(report: Report) -> Facts:
     """Return the device, whether it computes correctly, and the BLAS of the CPU."""
     facts: Facts = {"blas": BLAS.note}
-    if sys.platform == "linux" and preferred_library() is None and len(libraries_here()) > 1:
-        facts["blas_choice"] = "several are here; `redrafter-mlx tune` finds the fastest"
     try:
         import mlx.core as mx
 
         from redrafter_mlx.runtime.device import float32_is_exact
 
         device = mx.default_device()
-        facts["device"] = f"{device.type.name}, {mx.device_info(device).get('device_name', '')}"
+        chip = mx.device_info(device).get("device_name", "")
+        choice = _blas_choice(str(chip), libraries_here())
+        if device.type == mx.DeviceType.cpu and choice is not None:
+            facts["blas_choice"] = choice
+        facts["device"] = f"{device.type.name}, {chip}"
         facts["computes"] = mx.ones((64, 64)).sum().item() == 64 * 64
         for module in ("mlx_lm", "redrafter_mlx.engine.engine", "redrafter_mlx.loading.load"):
             importlib.import_module(module)
@@ -189,6 +191,17 @@ def _mlx(report: Report) -> Facts:
         what = "MLX computes on the CPU, not on the GPU"
         report.add(what, "use macOS 14 or later on Apple Silicon")
     return facts
+
+
+def _blas_choice(chip: str, here: Sequence[str]) -> str | None:
+    """Return how to get a faster BLAS than the libraries `here`; None if nothing is known."""
+    if sys.platform != "linux" or preferred_library() is not None:
+        return None
+    if len(here) > 1:
+        return "several are here; `redrafter-mlx tune` finds the fastest"
+    if "AMD" in chip and here and "blis" not in here[0]:
+        return "BLIS may be faster: apt install libblis4-openmp, then `redrafter-mlx tune`"
+    return None
 
 
 def _memory(_: Report) -> Facts:

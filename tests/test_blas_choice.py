@@ -12,6 +12,7 @@ from test_config import python
 from redrafter_mlx import BLAS
 from redrafter_mlx.cli import blas_choice
 from redrafter_mlx.cli.blas_choice import compare_libraries
+from redrafter_mlx.cli.doctor import _blas_choice
 from redrafter_mlx.cli.options import ModelOptions
 from redrafter_mlx.runtime.blas import libraries_here, prefer_library, preferred_library
 from redrafter_mlx.runtime.device import backend
@@ -127,3 +128,12 @@ def test_the_fastest_is_used_where_the_choice_cannot_be_kept(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "file"))
     assert compared("slow.so", "fast.so")[0] == "fast.so"
+
+
+def test_doctor_names_a_faster_library_only_where_none_was_chosen() -> None:
+    assert "tune" in str(_blas_choice("Intel Xeon", ["libmkl_rt.so.3", "libblis.so.4"]))
+    assert "libblis4-openmp" in str(_blas_choice("AMD EPYC", ["libmkl_rt.so.3"]))
+    assert _blas_choice("AMD EPYC", ["libblis.so.4"]) is None
+    assert _blas_choice("Intel Xeon", ["libmkl_rt.so.3"]) is None
+    prefer_library("libmkl_rt.so.3")
+    assert _blas_choice("AMD EPYC", ["libmkl_rt.so.3", "libblis.so.4"]) is None

@@ -23,8 +23,8 @@ from redrafter_mlx.runtime.atomic_write import write_private_text
 from redrafter_mlx.runtime.launched import launched_rank
 from redrafter_mlx.runtime.paths import cache_dir
 
-_PACKAGED_LIBRARIES = {"mkl": "libmkl_rt.so", "cmeel-openblas": "libopenblas.so.0"}
-"""Start of the library's file name, by package on PyPI."""
+_PACKAGE, _PACKAGED_LIBRARY = "mkl", "libmkl_rt.so"
+"""A package on PyPI, and the start of its library's file name."""
 
 _SYSTEM_LIBRARIES = ("libopenblas.so.0", "libblis.so.4", "libmkl_rt.so.3", "libmkl_rt.so.2")
 
@@ -228,12 +228,11 @@ def _preference() -> Path:
 
 
 def _candidates() -> Iterator[str]:
-    """Yield libraries to try: those in this interpreter's PyPI packages, then the system's."""
-    for package, beginning in _PACKAGED_LIBRARIES.items():
-        with suppress(metadata.PackageNotFoundError):
-            for file in metadata.files(package) or ():
-                if file.name.startswith(beginning) and ".so." in file.name:
-                    yield os.path.realpath(file.locate())
+    """Yield libraries to try: the one in this interpreter's PyPI package, then the system's."""
+    with suppress(metadata.PackageNotFoundError):
+        for file in metadata.files(_PACKAGE) or ():
+            if file.name.startswith(_PACKAGED_LIBRARY) and ".so." in file.name:
+                yield os.path.realpath(file.locate())
     yield from _SYSTEM_LIBRARIES
 
 
