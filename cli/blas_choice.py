@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from redrafter_mlx.cli.options import ModelOptions
@@ -57,22 +57,18 @@ def compare_libraries(
     with progress_bars("looking for the model") as progress:  # not in each library's process
         resolve(loading.model, offline=loading.offline, progress=progress)
     rates: dict[str, float] = {}
-    longest, turn = _LONGEST, here
-    for _ in range(2):
-        for library in turn:
-            began = time.monotonic()
-            try:
-                rate = _rate_with(library, loading, longest)
-            except subprocess.TimeoutExpired:
-                note(f"{library}: given up after {longest:.0f} seconds")
-                continue
-            if rate is not None:
-                rates[library] = max(rate, rates.get(library, 0.0))
-                note(f"{library}: {rate:.1f} tok/s promised")
-                longest = min(longest, max(_LEAST, _TIMES * (time.monotonic() - began)))
-        turn = [library for library in rates if rates[library] > _CLOSE * max(rates.values())]
-        if len(turn) < 2:
-            break
+    longest = _LONGEST
+    for library in _in_turn(here, rates):
+        began = time.monotonic()
+        try:
+            rate = _rate_with(library, loading, longest)
+        except subprocess.TimeoutExpired:
+            note(f"{library}: given up after {longest:.0f} seconds")
+            continue
+        if rate is not None:
+            rates[library] = max(rate, rates.get(library, 0.0))
+            note(f"{library}: {rate:.1f} tok/s promised")
+            longest = min(longest, max(_LEAST, _TIMES * (time.monotonic() - began)))
     if not rates:
         return None
     fastest = max(rates, key=lambda library: rates[library])
@@ -83,6 +79,14 @@ def compare_libraries(
     else:
         note(f"the BLAS from now on is {fastest}")
     return fastest
+
+
+def _in_turn(here: Sequence[str], rates: Mapping[str, float]) -> Iterator[str]:
+    """Yield each library, and again those whose rates, measured meanwhile, are similar."""
+    yield from here
+    close = [library for library in rates if rates[library] > _CLOSE * max(rates.values())]
+    if len(close) > 1:
+        yield from close
 
 
 def restart_with(library: str) -> None:

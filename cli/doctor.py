@@ -10,7 +10,7 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -169,8 +169,7 @@ def _mlx(report: Report) -> Facts:
 
         device = mx.default_device()
         chip = mx.device_info(device).get("device_name", "")
-        choice = _blas_choice(str(chip), libraries_here())
-        if device.type == mx.DeviceType.cpu and choice is not None:
+        if device.type == mx.DeviceType.cpu and (choice := _blas_choice(str(chip))):
             facts["blas_choice"] = choice
         facts["device"] = f"{device.type.name}, {chip}"
         facts["computes"] = mx.ones((64, 64)).sum().item() == 64 * 64
@@ -193,10 +192,11 @@ def _mlx(report: Report) -> Facts:
     return facts
 
 
-def _blas_choice(chip: str, here: Sequence[str]) -> str | None:
-    """Return how to get a faster BLAS than the libraries `here`; None if nothing is known."""
+def _blas_choice(chip: str) -> str | None:
+    """Return how to get a faster BLAS than this machine's; None if nothing is known."""
     if sys.platform != "linux" or preferred_library() is not None:
         return None
+    here = libraries_here()  # loads them all
     if len(here) > 1:
         return "several are here; `redrafter-mlx tune` finds the fastest"
     if "AMD" in chip and here and "blis" not in here[0]:

@@ -10,9 +10,8 @@ import pytest
 from test_config import python
 
 from redrafter_mlx import BLAS
-from redrafter_mlx.cli import blas_choice
+from redrafter_mlx.cli import blas_choice, doctor
 from redrafter_mlx.cli.blas_choice import compare_libraries
-from redrafter_mlx.cli.doctor import _blas_choice
 from redrafter_mlx.cli.options import ModelOptions
 from redrafter_mlx.runtime.blas import libraries_here, prefer_library, preferred_library
 from redrafter_mlx.runtime.device import backend
@@ -130,10 +129,16 @@ def test_the_fastest_is_used_where_the_choice_cannot_be_kept(
     assert compared("slow.so", "fast.so")[0] == "fast.so"
 
 
-def test_doctor_names_a_faster_library_only_where_none_was_chosen() -> None:
-    assert "tune" in str(_blas_choice("Intel Xeon", ["libmkl_rt.so.3", "libblis.so.4"]))
-    assert "libblis4-openmp" in str(_blas_choice("AMD EPYC", ["libmkl_rt.so.3"]))
-    assert _blas_choice("AMD EPYC", ["libblis.so.4"]) is None
-    assert _blas_choice("Intel Xeon", ["libmkl_rt.so.3"]) is None
+def test_doctor_names_a_faster_library_only_where_none_was_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def choice(chip: str, *here: str) -> str | None:
+        monkeypatch.setattr(doctor, "libraries_here", lambda: here)
+        return doctor._blas_choice(chip)
+
+    assert "tune" in str(choice("Intel Xeon", "libmkl_rt.so.3", "libblis.so.4"))
+    assert "libblis4-openmp" in str(choice("AMD EPYC", "libmkl_rt.so.3"))
+    assert choice("AMD EPYC", "libblis.so.4") is None
+    assert choice("Intel Xeon", "libmkl_rt.so.3") is None
     prefer_library("libmkl_rt.so.3")
-    assert _blas_choice("AMD EPYC", ["libmkl_rt.so.3", "libblis.so.4"]) is None
+    assert choice("AMD EPYC", "libmkl_rt.so.3", "libblis.so.4") is None

@@ -736,23 +736,26 @@ def test_wherever_the_engine_fails_no_caller_waits_forever(
     redrafter.close()
 
 
-def test_an_engine_out_of_memory_says_what_to_do(model: nn.Module) -> None:
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (TypeError("a drafter of one's own"), "a drafter of one's own"),
+        (
+            RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory"),
+            "--quantize",
+        ),
+    ],
+    ids=["an own drafter", "out of memory"],
+)
+def test_a_failure_in_a_step_is_an_error_that_says_why(
+    model: nn.Module, error: Exception, words: str
+) -> None:
     class Failing(Oracle):
         def draft(self, *_: object) -> NoReturn:
-            raise RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory")
+            raise error
 
     redrafter = make(model, Failing([1, 2], 258))
-    with pytest.raises(EngineFailedError, match="--quantize"):
-        redrafter.generate([1, 2, 3], beam_width=1, beam_length=3)
-
-
-def test_an_own_drafter_that_fails_is_an_error_and_no_silence(model: nn.Module) -> None:
-    class Failing(Oracle):
-        def draft(self, *_: object) -> NoReturn:
-            raise TypeError("a drafter of one's own")
-
-    redrafter = make(model, Failing([1, 2], 258))
-    with pytest.raises(EngineFailedError, match="a drafter of one's own"):
+    with pytest.raises(EngineFailedError, match=words):
         redrafter.generate([1, 2, 3], beam_width=1, beam_length=3)
 
 

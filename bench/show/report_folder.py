@@ -18,7 +18,7 @@ from redrafter_mlx.bench.show.plot import plot
 from redrafter_mlx.bench.show.tables import header_lines, tables_of
 from redrafter_mlx.distill.report.markdown import block, plain, table
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.paths import check_writable
+from redrafter_mlx.runtime.paths import check_writable, visible_files
 
 REPORT, HEATMAP = "report.md", "heatmap.png"
 _PARTIAL = ".partial"
@@ -35,8 +35,7 @@ def check_report(folder: str | Path, answers: str | None = None) -> None:
     folder = Path(folder)
     if not str(folder).strip() or folder.is_file():
         raise BadInputError(f"--report is {str(folder)!r}, which is a file; give a folder")
-    # Hidden files are nobody's work: Finder leaves .DS_Store, and an interrupted report `_PARTIAL`.
-    there = {path.absolute() for path in folder.glob("[!.]*")} - {Path(answers or "").absolute()}
+    there = {path.absolute() for path in visible_files(folder)} - {Path(answers or "").absolute()}
     ours = _files_in(folder.absolute()) if (folder / RESULT).is_file() else ()
     if others := sorted(there.difference(ours)):
         raise BadInputError(

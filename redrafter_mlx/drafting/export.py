@@ -21,6 +21,7 @@ from redrafter_mlx.drafting.published.medusa import MEDUSA, TOKEN_MAP, authors_n
 from redrafter_mlx.drafting.published.mlp_speculator import MLP_SPECULATOR
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.errors import BadInputError, MismatchError
+from redrafter_mlx.runtime.paths import visible_files
 
 ExportFormat = Literal["speculators", "trtllm", "medusa"]
 
@@ -57,8 +58,7 @@ def export_drafter(folder: Path, output: Path, form: ExportFormat) -> None:
         raise MismatchError(
             f"{folder} is a drafter of the form {found.name}; {form} holds {held} drafters"
         )
-    # Finder's .DS_Store does not count.
-    if output.exists() and any(output.glob("[!.]*") if output.is_dir() else [output]):
+    if output.exists() and (visible_files(output) if output.is_dir() else [output]):
         raise BadInputError(f"{output} is there already; give another --output")
     tensors, config, weights = _converted(files, form)
     write_drafter(output, tensors, config, mx.float16, weights)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.runtime.atomic_write import write_private_text
+from redrafter_mlx.runtime.environment import environment
 from redrafter_mlx.runtime.launched import launched_rank
 from redrafter_mlx.runtime.paths import cache_dir
 
@@ -164,7 +165,7 @@ def load_optimised_blas() -> BlasStatus:
     usual = _candidates() if preferred is None else [preferred, *_candidates()]
     for candidate in [wanted] if wanted else usual:
         try:
-            with _threads_wait_awake():
+            with environment(_waiting()):  # other libraries and child processes keep their own
                 ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
         except OSError:
             continue
@@ -177,21 +178,14 @@ def load_optimised_blas() -> BlasStatus:
     return BlasStatus(None, f"MLX's own reference BLAS, slow; {remedy()}")
 
 
-@contextmanager
-def _threads_wait_awake() -> Iterator[None]:
-    """Context in which _AWAKE holds for GNU's OpenMP, which reads it while it is loaded.
+def _waiting() -> Mapping[str, str]:
+    """Return the variables by which GNU's OpenMP, while it is loaded, learns to wait awake.
 
-    What the environment says stays, and ranks share the cores with other processes.
+    Empty if the environment says how, or in a rank, which shares the cores with other processes.
     """
     if launched_rank() is not None or any(name in os.environ for name in _AWAKE):
-        yield
-        return
-    os.environ.update(_AWAKE)
-    try:
-        yield
-    finally:  # other libraries and child processes would wait awake, too
-        for name in _AWAKE:
-            del os.environ[name]
+        return {}
+    return _AWAKE
 
 
 def remedy() -> str:

@@ -84,6 +84,14 @@ def bytes_below(folder: Path, *, follow_links: bool = False) -> int:
     return total
 
 
+def visible_files(folder: Path) -> list[Path]:
+    """Return what the folder holds but hidden files, which are nobody's work.
+
+    Finder leaves .DS_Store, and interrupted writing its partial files.
+    """
+    return [*folder.glob("[!.]*")]
+
+
 def free_disk(folder: Path) -> int:
     """Return the bytes that may be written to a folder's disk; the folder need not exist yet."""
     return max(0, shutil.disk_usage(existing_part(folder)).free - _SPARE)

@@ -31,6 +31,7 @@ from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.atomic_write import atomic_write, remove_abandoned
 from redrafter_mlx.runtime.blas import THREAD_VARIABLES
 from redrafter_mlx.runtime.child_process import start_child
+from redrafter_mlx.runtime.environment import environment
 from redrafter_mlx.target.model import Target
 
 _POLL = 1.0
@@ -188,20 +189,14 @@ def _started(job: CorpusJob, workers: int) -> Iterator[list[BaseProcess]]:
     Terminating them is safe at any moment, because shards are written atomically.
     """
     threads = str(max(1, (os.cpu_count() or 1) // workers))
-    before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
-    os.environ.update({name: threads for name in THREAD_VARIABLES if workers > 1})
     processes: list[BaseProcess] = []
-    try:
-        for k in range(workers):
-            processes.append(start_child(work, job, k, workers))
-        yield processes
-    finally:
-        for started in processes:
-            started.terminate()
-        for started in processes:
-            started.join()
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    with environment({name: threads for name in THREAD_VARIABLES if workers > 1}):
+        try:
+            for k in range(workers):
+                processes.append(start_child(work, job, k, workers))
+            yield processes
+        finally:
+            for started in processes:
+                started.terminate()
+            for started in processes:
+                started.join()
