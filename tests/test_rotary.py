@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import cast
 
 import mlx.core as mx
@@ -46,6 +47,18 @@ def test_shared_cosines_turn_as_the_models_own_embedding_bit_for_bit(
         for x, turned in zip((first, second), turn_both(), strict=True):
             assert mx.array_equal(turned, node_rope.rotate_alone(x, offset))
             assert turned.dtype == dtype
+
+
+def test_a_rotation_by_shared_cosines_copies_nothing() -> None:
+    """It multiplies twice and adds, which one operation does once compiled."""
+    rotations = Rotations()
+    node_rope, x = rotations.wrap(ROPES["traditional"]), mx.zeros((1, 3, 5, 8))
+    once = rotations.sharing(lambda: [node_rope(x, 7)])
+    twice = rotations.sharing(lambda: [node_rope(x, 7), node_rope(x, 7)])
+    one, two = (Counter(operations(turned())) for turned in (once, twice))
+    views = {"Unflatten", "Slice", "Flatten", "Broadcast"}
+    launched = {name: n for name, n in (two - one).items() if name not in views}
+    assert launched == {"Multiply": 2, "Add": 1}
 
 
 def test_each_node_is_turned_by_its_own_position() -> None:

@@ -27,8 +27,9 @@ _R = TypeVar("_R")
 class _CosSin(NamedTuple):
     """Cosines and sines that rotate the vectors of one call.
 
-    Shapes:
-      cos, sin: [B or 1, 1, N, dims / 2]
+    Shapes, for rotated pairs of neighbours; for halves, the last two axes are swapped:
+      cos: [B or 1, 1, N, dims / 2, 1]
+      sin: [B or 1, 1, N, dims / 2, 2], the factor of the pair's other number: -sin, then sin
 
     offset: the offset that they were computed for
     """
@@ -90,7 +91,7 @@ class Rotations:
         cos_sin = cos_sins.get(key)
         if cos_sin is None:
             cos_sin = cos_sins[key] = _cos_sin_of(rope, x, offset)
-        return _rotated(x, cos_sin, rope.traditional)
+        return _rotated(x, cos_sin, rope.dims, rope.traditional)
 
 
 class NodeRope:
@@ -133,24 +134,33 @@ def _cos_sin_of(rope: NodeRope, x: mx.array, offset: int | mx.array) -> _CosSin:
     index = iota(rope.dims)
     first = index % 2 == 0 if rope.traditional else index < rope.dims // 2
     unit = mx.broadcast_to(first.astype(x.dtype), (rows, 1, x.shape[2], rope.dims))
-    return _CosSin(offset, *_pairs(rope.rotate_alone(unit, offset), rope.dims, rope.traditional))
+    pairs, axis = _pairs(rope.rotate_alone(unit, offset), rope.traditional)
+    cos, sin = mx.split(pairs, 2, axis)
+    signs = mx.array([-1, 1] if axis == -1 else [[-1], [1]], x.dtype)
+    return _CosSin(offset, cos, sin * signs)
 
 
-def _rotated(x: mx.array, cos_sin: _CosSin, traditional: bool) -> mx.array:
-    """Rotate the first `dims` of x [B, H, N, size], in the same arithmetic as MLX."""
-    dims = 2 * cos_sin.cos.shape[-1]
-    one, other = _pairs(x, dims, traditional)
-    rotated = [one * cos_sin.cos - other * cos_sin.sin, one * cos_sin.sin + other * cos_sin.cos]
+def _rotated(x: mx.array, cos_sin: _CosSin, dims: int, traditional: bool) -> mx.array:
+    """Rotate the first `dims` of x [B, H, N, size], in the same arithmetic as MLX.
+
+    The fewer operations, the less the host works, which shares the cores of a CPU.
+    """
+    whole = dims == x.shape[-1]
+    pairs, axis = _pairs(x if whole else x[..., :dims], traditional)
+    swapped = pairs[..., ::-1] if axis == -1 else pairs[..., ::-1, :]  # two numbers, in turn
+    rotated = mx.flatten(pairs * cos_sin.cos + swapped * cos_sin.sin, -2)
+    return rotated if whole else mx.concatenate([rotated, x[..., dims:]], axis=-1)
+
+
+def _pairs(x: mx.array, traditional: bool) -> tuple[mx.array, int]:
+    """Split the last axis into two; return the one along which a pair's two numbers lie.
+
+    They are neighbours, or one is from each half.
+    """
+    half = x.shape[-1] // 2
     if traditional:
-        rotated = [mx.flatten(mx.stack(rotated, axis=-1), -2)]
-    return mx.concatenate([*rotated, x[..., dims:]], axis=-1)
-
-
-def _pairs(x: mx.array, dims: int, traditional: bool) -> tuple[mx.array, mx.array]:
-    """Return the two numbers of each rotated pair: neighbours, or one from each half."""
-    if traditional:
-        return x[..., 0:dims:2], x[..., 1:dims:2]
-    return x[..., : dims // 2], x[..., dims // 2 : dims]
+        return mx.unflatten(x, -1, (half, 2)), -1
+    return mx.unflatten(x, -1, (2, half)), -2
 
 
 def _numbers(x: mx.array) -> tuple[float, ...]:
