@@ -439,6 +439,29 @@ def test_a_crawling_machine_is_measured_in_few_calls(monkeypatch: pytest.MonkeyP
     assert {calls[rows] for rows in (5, 6, 10, 13, 24)} == {1}
 
 
+def test_a_busy_machine_is_measured_until_its_shortest_times_settle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first calls of a case take up to seven times as long as all later ones."""
+    machine, now, calls = profile(widest=0), 0.0, Counter[int]()
+    honest = machine._target.verify
+
+    def busy(tree, cache, length, bound, **more):  # type: ignore[no-untyped-def]
+        nonlocal now
+        rows = tree.tokens.shape[1]
+        calls[rows] += 1
+        now += 0.1 * max(1, 8 - calls[rows])
+        return honest(tree, cache, length, bound, **more)
+
+    monkeypatch.setattr(machine._target, "verify", busy)
+    monkeypatch.setattr(profiler.time, "perf_counter", lambda: now)
+    times = machine._times(lambda _: None, budget=len(machine.cases()) * 0.8)
+    assert min(times["call", 5, 128]) == pytest.approx(0.1)
+    quick = profile(widest=0)
+    monkeypatch.setattr(quick._target, "verify", busy)  # by now every call takes 0.1 seconds
+    assert len(quick._times(lambda _: None, budget=len(quick.cases()) * 0.4)["call", 5, 128]) == 2
+
+
 def test_what_was_measured_together_is_not_measured_again_after_answers() -> None:
     machine = profile(widest=1)
     machine.batch = 4

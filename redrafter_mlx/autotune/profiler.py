@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
 from itertools import accumulate, pairwise
@@ -69,6 +69,10 @@ _BUDGET = 6.0
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 9
 """Limits of the repeats of every case. The shortest is used: other work on the machine only adds
 time."""
+
+_SETTLED, _PATIENCE = 0.98, 4
+"""On a busy machine, the repeats go on for up to _PATIENCE times their budget, until a round leaves
+the shortest times at _SETTLED of what they were, on average."""
 
 _TAKEN = 2
 """Number of measurements of a case, after different answers: one may be taken while the machine is
@@ -209,8 +213,11 @@ class Profiler:
             for case, call in calls.items():
                 times[case].append(_next_seconds(self._target, call))
             spent = time.perf_counter() - began
-            tell(0.5 + max(done / _MOST_ROUNDS, min(spent / budget, 1.0)) / 2)
-            if done >= _LEAST_ROUNDS and spent * (done + 1) / done > budget:
+            tell(0.5 + max(done / _MOST_ROUNDS, min(spent / (_PATIENCE * budget), 1.0)) / 2)
+            if done < _LEAST_ROUNDS:
+                continue
+            limit = budget if _settled(times) else _PATIENCE * budget
+            if spent * (done + 1) / done > limit:
                 break
         return {case: t[1:] for case, t in times.items()}  # the first one compiled kernels
 
@@ -257,6 +264,13 @@ def setup_of(model: nn.Module, target: Target, drafter: str) -> Setup:
         launch=launch_name(),
         others=f"{system_name()}, mlx-lm {metadata.version('mlx-lm')}, {__version__}",
     )
+
+
+def _settled(times: Mapping[Case, Sequence[float]]) -> bool:
+    """Whether the last repeat of each case hardly lowered the shortest times; the first call, which
+    compiles, does not count."""
+    ratios = [min(t[1:]) / min(t[1:-1]) for t in times.values()]
+    return statistics.fmean(ratios) >= _SETTLED
 
 
 def step_seconds(decoder: Decoder, prompt: list[int], steps: int) -> float:
