@@ -16,6 +16,7 @@ from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.errors import BadInputError, RedrafterError
 from redrafter_mlx.runtime.blas import BLAS
+from redrafter_mlx.runtime.stolen_time import ProcessorTime
 from redrafter_mlx.weights import Progress, no_progress
 
 if TYPE_CHECKING:
@@ -71,9 +72,11 @@ def command(
     fastest = compare_libraries(loading, again, Terminal.standard().note)
     if fastest is not None and fastest != BLAS.library:
         restart_with(fastest)
-    loaded = opt.load_model(loading)
+    loaded, began = opt.load_model(loading), ProcessorTime.now()
     with progress_bars("measuring this machine", describe_percent) as progress:
         tuning, expected = measure(loaded, again and fastest is None, progress)
+    if note := began.note():
+        Terminal.standard().note(note)
     from redrafter_mlx.cli.tune_advice import describe_advice, training_estimate, ways_to_draft
 
     costs = tuning.costs

@@ -28,6 +28,7 @@ from redrafter_mlx.cli.bench.session import (
 from redrafter_mlx.cli.progress import describe_count, progress_bars
 from redrafter_mlx.cli.terminal import INTERRUPTED
 from redrafter_mlx.runtime.launched import launched_rank
+from redrafter_mlx.runtime.stolen_time import ProcessorTime
 
 _DIFFER = "our tokens are not those of mlx-lm in float32, where they must be; please report it"
 
@@ -58,7 +59,7 @@ def run_batches(options: BenchOptions) -> tuple[list[tuple[int | None, Result[Ba
             file.check(stored, settings, settings)
             done.append(run)
     parts = [plan.split(done) for plan in plans]
-    notes, interrupted = drafter_notes(loading, drafters), False
+    notes, interrupted, began = drafter_notes(loading, drafters), False, ProcessorTime.now()
     try:
         todo = [method for _, missing in parts for method, _ in missing]
         for name in dict.fromkeys(method.drafter for method in todo if method.automatic):
@@ -72,6 +73,7 @@ def run_batches(options: BenchOptions) -> tuple[list[tuple[int | None, Result[Ba
                     progress("runs", sum(len(measured) for measured, _ in parts), total)
     except KeyboardInterrupt:
         notes, interrupted = [*notes, interruption_note(options)], True
+    notes += filter(None, [began.note()])
     results, failed = [], False
     exact = all(model.exact for model in models)
     for length, plan, (measured, _) in zip(options.prompt_lengths, plans, parts, strict=True):

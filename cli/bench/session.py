@@ -31,6 +31,7 @@ from redrafter_mlx.loading.load import draft_with
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.launched import launched_rank
+from redrafter_mlx.runtime.stolen_time import ProcessorTime
 
 RANDOM = "random"
 """Name of the drafter with untrained weights, which measures the cost of useless drafts."""
@@ -59,7 +60,7 @@ def run_session(options: BenchOptions, inspect: Inspect | None = None) -> Outcom
     if launched_rank():
         load_drafters(options, options.loadings[0])  # never returns: only rank 0 writes the file
     file = None if options.answers is None else LinesFile(options.answers, Answer.from_dict)
-    machine = Machine.here()
+    machine, began = Machine.here(), ProcessorTime.now()
     models: list[LoadedModel] = []
     notes: list[str] = []
     answers: list[Answer] = []
@@ -85,7 +86,7 @@ def run_session(options: BenchOptions, inspect: Inspect | None = None) -> Outcom
     rows = summarise(answers)
     verdict = judge(rows, models)
     protocol = protocol_of(options, options.prompt_lengths[0])
-    notes += verdict.notes
+    notes += [*verdict.notes, *filter(None, [began.note()])]
     result = Result(machine, tuple(models), protocol, tuple(rows), interrupted, tuple(notes))
     return Outcome(result, INTERRUPTED if interrupted else int(verdict.failed), answers)
 

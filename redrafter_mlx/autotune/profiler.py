@@ -267,9 +267,11 @@ def setup_of(model: nn.Module, target: Target, drafter: str) -> Setup:
 
 
 def _settled(times: Mapping[Case, Sequence[float]]) -> bool:
-    """Whether the last repeat of each case hardly lowered the shortest times; the first call, which
-    compiles, does not count."""
-    ratios = [min(t[1:]) / min(t[1:-1]) for t in times.values()]
+    """Whether the last repeat of each case hardly lowered the shortest times.
+
+    The first call compiles, so it does not count.
+    """
+    ratios = [min(t[1:]) / max(min(t[1:-1]), 1e-9) for t in times.values()]
     return statistics.fmean(ratios) >= _SETTLED
 
 
