@@ -125,6 +125,14 @@ def test_medusa_refuses_heads_of_some_tokens(tmp_path: Path) -> None:
         export_drafter(medusa(tmp_path / "given", tokens=50), tmp_path / "out", "medusa")
 
 
+def test_medusa_refuses_what_is_of_none_of_its_heads(tmp_path: Path) -> None:
+    given = medusa(tmp_path / "given")
+    tensors = mx.load(str(given / "model.safetensors"))
+    mx.save_safetensors(str(given / "model.safetensors"), {**tensors, "scale": mx.ones(2)})
+    with pytest.raises(RedrafterError, match="holds scale, which is of none of its heads"):
+        export_drafter(given, tmp_path / "out", "medusa")
+
+
 def test_eagle_for_speculators_keeps_its_tensors_and_loses_our_records(tmp_path: Path) -> None:
     model = byte_model(num_hidden_layers=3, tie_word_embeddings=False)
     student = fresh(Target(model))

@@ -11,6 +11,7 @@ import mlx.core as mx
 import pytest
 from macs import mac
 from mlx.utils import tree_flatten
+from mlx_lm.utils import _get_classes
 from weights_samples import (
     LLAMA,
     Q4_1,
@@ -58,6 +59,32 @@ def matrices(model: object) -> int:
 @pytest.mark.parametrize("name", REGISTRY)
 def test_a_named_model_has_as_many_parameters_as_its_page_says(name: str) -> None:
     assert REGISTRY[name].shape.parameters / 1e9 == pytest.approx(PUBLISHED[name], rel=0.015)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("gemma", {"head_dim": 16, "rms_norm_eps": 1e-5}),
+        ("starcoder2", {"norm_epsilon": 1e-5}),
+        ("phi", {"tie_word_embeddings": False}),
+        ("gpt_neox", {"tie_word_embeddings": False, "layer_norm_eps": 1e-5,
+                      "rotary_emb_base": 10000, "rotary_pct": 0.25}),
+    ],
+)  # fmt: skip
+def test_models_without_a_gate_or_without_a_key_for_tied_heads_are_sized_as_they_are(
+    kind: str, keys: dict[str, object]
+) -> None:
+    config = {
+        "model_type": kind, "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2,
+        "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4,
+        "max_position_embeddings": 128, **keys,
+    }  # fmt: skip
+    model, arguments = _get_classes(config)
+    arrays = tree_flatten(model(arguments.from_dict(config)).parameters())
+    stored = of_config(config, 0)
+    assert stored is not None
+    matrices = (array.size for name, array in arrays if array.ndim == 2)
+    assert stored.size.parameters == sum(matrices)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -75,8 +75,9 @@ def test_what_drafts_is_chosen_by_a_word(shelf: Path) -> None:
     for word in ("+lookup", "lookup+"):
         with pytest.raises(BadInputError, match=f"drafter is '{re.escape(word)}'"):
             load("tiny", drafter=word)
-    with pytest.raises(ModelNotFoundError, match="no drafter at"):
-        load("tiny", drafter=f"{shelf / 'nothing'}+lookup")
+    for name in (f"{shelf / 'nothing'}+lookup", "x" * 300):
+        with pytest.raises(ModelNotFoundError, match="no drafter at"):
+            load("tiny", drafter=name)
 
 
 @pytest.mark.parametrize("name", ["~/a", Path("~/a"), "~/a+lookup", "~/own.py:Own"])

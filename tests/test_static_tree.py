@@ -207,7 +207,10 @@ def test_a_trees_file_may_be_in_the_home_folder(
 def test_a_tree_that_is_not_there_is_refused_before_a_target_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"no tree 'oak'.*medusa_mc_sim_7b_63"):
         parse_drafter("trained+tree:oak")
-    for content, named in (("{", "cannot be read"), ("[1]", "no list of lists")):
+    nested = "[" * 100_000
+    for content, named in (
+        ("{", "cannot be read"), (nested, "cannot be read"), ("[1]", "no list of lists"),
+    ):  # fmt: skip
         (tmp_path / "tree.json").write_text(content)
         with pytest.raises(DamagedFileError, match=named):
             parse_drafter(f"trained+tree:{tmp_path / 'tree.json'}")

@@ -48,6 +48,7 @@ from redrafter_mlx.drafting.installed import drafter_folder
 from redrafter_mlx.loading.load import load
 from redrafter_mlx.runtime.atomic_write import locked
 from redrafter_mlx.runtime.blas import BLAS, BlasStatus
+from redrafter_mlx.runtime.paths import bytes_below
 
 Keys = dict[str, dict[str, object]]
 
@@ -194,6 +195,8 @@ def test_a_drafter_is_trained_further_on_other_text(
     assert "num_draft_layers 1" in unwrapped(capsys.readouterr().err)
     assert not second.exists()
     assert len(list((tmp_path / "cache/corpora").iterdir())) == 1
+    assert main.run([*arguments(model, prompts, first), "--start-from", str(first)]) == 1
+    assert "give another --output" in unwrapped(capsys.readouterr().err)
     assert main.run(go_on) == 0
     assert len(list((tmp_path / "cache/corpora").iterdir())) == 2
     afresh, further = (losses(run)[:10] for run in (first, second))
@@ -747,6 +750,26 @@ def test_a_disk_without_room_for_the_corpus_is_noticed_before_it_is_written(
     assert main.run(given) == 1, "a new checkpoint is written beside the last one"
     monkeypatch.setattr("redrafter_mlx.runtime.paths.shutil.disk_usage", lambda _: two)
     assert main.run(given) == 0  # a whole corpus needs no more
+
+
+def test_only_what_is_missing_of_a_corpus_needs_room_on_the_disk(
+    model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the states of layers that an earlier drafter did not read; and a copy of a block, as
+    file managers make them, is not one."""
+    monkeypatch.setattr(estimate, "training_bytes", lambda *_: 0)
+    without = {"drafter": {"context_layers": []}}
+    assert main.run(arguments(model, prompts, tmp_path / "one", without)) == 0
+    (corpus,) = (tmp_path / "cache" / "corpora").iterdir()
+    block = next(corpus.glob("block-*.safetensors"))
+    shutil.copy(block, block.with_stem(f"{block.stem} copy"))
+    before = bytes_below(corpus)
+    real = shutil.disk_usage
+    room = SimpleNamespace(free=100_000_000 + 300_000)
+    monkeypatch.setattr("redrafter_mlx.runtime.paths.shutil.disk_usage", lambda _: room)
+    assert main.run(arguments(model, prompts, tmp_path / "two")) == 0
+    monkeypatch.setattr("redrafter_mlx.runtime.paths.shutil.disk_usage", real)
+    assert 200_000 < bytes_below(corpus) - before < 300_000
 
 
 def test_a_trial_plans_no_larger_corpus_than_the_disk_holds(

@@ -190,10 +190,11 @@ def check_disk(
         answers = goal.answer_tokens
         if isinstance(source, Reader):
             answers = source.count_tokens(answers)
-        more = max(0, answers - size.answer_tokens)
         given = [texts for texts in corpus.extras.read if texts.texts]
-        read = sum(tokens_read(corpus, texts, tokenizer, more) for texts in given)
-        missing = min(stored_bytes(corpus, target, more, read), goal.max_bytes - size.bytes)
+        read = sum(tokens_read(corpus, texts, tokenizer, answers) for texts in given)
+        # Blocks may be there without the files that other forms of drafters read.
+        whole = min(stored_bytes(corpus, target, answers, read), goal.max_bytes)
+        missing = max(0, whole - size.bytes)
     if not same_disk(corpus.folder, output):
         check_free_disk(output, saved, "--output")
         saved = 0

@@ -7,6 +7,7 @@ Medusa authors' `medusa/model/medusa_model.py`, speculators' `Eagle3SpeculatorCo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -43,6 +44,9 @@ _PAPER_KEYS = (
 
 _RECORD_KEYS = ("target", "target_fingerprint", "draft_length")
 """Our keys that record how a drafter was made; the drafter works without them."""
+
+
+_OF_A_HEAD = re.compile(r"heads\.\d+\.")
 
 
 def export_drafter(folder: Path, output: Path, form: ExportFormat) -> None:
@@ -100,6 +104,8 @@ def _for_medusa(files: DrafterFiles) -> tuple[Mapping[str, mx.array], Mapping[st
         raise MismatchError(
             f"the heads in {files.folder} have several layers, those of its authors have one"
         )
+    if unknown := [name for name, own in names.items() if not _OF_A_HEAD.match(own)]:
+        raise MismatchError(f"{files.folder} holds {unknown[0]}, which is of none of its heads")
     stored = files.tensors.read()
     tensors = {authors_name(own): stored[name] for name, own in names.items()}
     base = files.config.get("base_model_name_or_path") or files.config.get("target")

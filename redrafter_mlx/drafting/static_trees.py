@@ -79,7 +79,7 @@ def find_tree(name: str) -> StaticTree:
 def _read_paths(path: Path) -> tuple[tuple[int, ...], ...]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DamagedFileError(f"{path} cannot be read: {error}") from None
     if not isinstance(content, list) or not all(isinstance(each, list) for each in content):
         raise DamagedFileError(f"{path} holds no list of lists of ranks")

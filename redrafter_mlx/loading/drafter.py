@@ -136,7 +136,7 @@ class _Opened:
 def _parts(drafter: str | Path) -> list[str]:
     """Return the drafters' names in "A" or "A+B"; a name that exists on disk is not split."""
     name = os.path.expanduser(drafter)
-    names = [name] if Path(name).exists() else [*map(os.path.expanduser, name.split("+"))]
+    names = [name] if os.path.exists(name) else [*map(os.path.expanduser, name.split("+"))]
     if len(names) > 2 or not all(names):
         raise BadInputError(f"drafter is {name!r}; name one drafter, or two as A+B")
     return names
@@ -152,7 +152,7 @@ def _checked(name: str) -> str | Bindable:
     if _CLASS.fullmatch(name):
         return _from_file(name)
     if name != _TRAINED and not _names_model(name):
-        if not Path(name).exists():
+        if not os.path.exists(name):  # unlike Path.exists, False for a name that is too long
             raise ModelNotFoundError(
                 f"no drafter at {name}; give a drafter's folder, the name of a model that "
                 f"`redrafter-mlx list` shows, a Hub repository, or FILE.py:CLASS"
@@ -163,10 +163,9 @@ def _checked(name: str) -> str | Bindable:
 
 def _names_model(name: str) -> bool:
     """Whether a name belongs to a language model rather than to a drafter's folder."""
-    path = Path(name)
-    if path.is_dir():
-        return not holds_drafter(path)
-    return path.exists() or name in REGISTRY or is_repo(name)
+    if os.path.isdir(name):
+        return not holds_drafter(Path(name))
+    return os.path.exists(name) or name in REGISTRY or is_repo(name)
 
 
 def _open(

@@ -20,12 +20,17 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 """Keys of config.json for the number of experts, by architecture."""
 
 
+_UNGATED = ("gpt_neox", "nemotron", "phi", "starcoder2")
+"""Architectures whose feed-forward networks have no gate."""
+
+
 @dataclass(frozen=True)
 class ModelSize:
     """Dimensions of a dense decoder.
 
     heads, kv_heads: query heads and key/value heads, of `head_dim` each
-    tied: whether the head is the embedding
+    tied:  whether the head is the embedding
+    gated: whether the feed-forward network has a gate, a third matrix
     """
 
     layers: int
@@ -36,12 +41,13 @@ class ModelSize:
     head_dim: int
     vocab: int
     tied: bool = False
+    gated: bool = True
 
     @property
     def layer_parameters(self) -> int:
         """Number of parameters in a layer's matrices; norms and biases are too small to matter."""
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
-        return attention + 3 * self.hidden * self.intermediate
+        return attention + (3 if self.gated else 2) * self.hidden * self.intermediate
 
     @property
     def parameters(self) -> int:
@@ -104,7 +110,8 @@ def of_config(config: Mapping[str, object], nbytes: int) -> StoredModel | None:
         kv_heads=whole("num_key_value_heads", heads),
         head_dim=whole("head_dim", whole("hidden_size") // heads),
         vocab=whole("vocab_size"),
-        tied=config.get("tie_word_embeddings") is True,
+        tied=config.get("tie_word_embeddings", True) is True,  # transformers leaves it out if so
+        gated=config.get("model_type") not in _UNGATED,
     )
     if not all((size.layers, size.hidden, size.intermediate, size.vocab)):
         return None

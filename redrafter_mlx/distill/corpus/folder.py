@@ -139,7 +139,10 @@ class CorpusGauge:
             for texts_read in job.extras.read:
                 read += self._summary(texts_read.path(job.path(blocks))).answer_tokens
             blocks += 1
-        there = [int(path.stem.split("-")[1]) for path in job.folder.glob("block-*.safetensors")]
+        there = [
+            int(path.stem.split("-")[1])
+            for path in job.folder.glob(f"block-{'[0-9]' * 6}.safetensors")
+        ]
         files = [path for block in there for path in job.files(block)]
         on_disk = sum(path.stat().st_size for path in files if path.exists())
         return CorpusSize(blocks, tokens, read, texts, on_disk, left_out)
