@@ -129,7 +129,8 @@ def run(arguments: list[str]) -> int:
         if explain is None:
             raise
         context = getattr(error, "ctx", None)
-        command = context.command_path if context else "redrafter-mlx"
+        named = [name for name in arguments[:1] if not name.startswith("-")]
+        command = context.command_path if context else " ".join(["redrafter-mlx", *named])
         return _fail(f"{explain().rstrip('.')}; see {command} --help", status=2)
 
 

@@ -75,6 +75,13 @@ def test_what_drafts_is_chosen_by_a_word(shelf: Path) -> None:
     for word in ("+lookup", "lookup+"):
         with pytest.raises(BadInputError, match=f"drafter is '{re.escape(word)}'"):
             load("tiny", drafter=word)
+    for words, why in (
+        ("none+lookup", "none decodes plainly"),
+        ("lookup+lookup", "lookup is named twice"),
+        ("", "drafter is ''; name a drafter, or none"),
+    ):
+        with pytest.raises(BadInputError, match=why):
+            load("tiny", drafter=words)
     for name in (f"{shelf / 'nothing'}+lookup", "x" * 300):
         with pytest.raises(ModelNotFoundError, match="no drafter at"):
             load("tiny", drafter=name)

@@ -43,6 +43,7 @@ from redrafter_mlx.server.app import create_app  # noqa: E402
 from redrafter_mlx.server.hosting import ModelHost  # noqa: E402
 from redrafter_mlx.server.options import ServerOptions  # noqa: E402
 from redrafter_mlx.server.tasks import ClientGoneError  # noqa: E402
+from redrafter_mlx.structured import plan  # noqa: E402
 
 CHAT = "/v1/chat/completions"
 ASKED = {"messages": [{"role": "user", "content": "hello hello"}], "max_tokens": 400}
@@ -120,6 +121,41 @@ def test_work_ends_when_its_client_leaves(
         held.let_go = True
         body = {**ASKED, "max_tokens": 2}  # the first answer compiles kernels
         assert httpx.post(url + CHAT, json=body, timeout=DEADLINE).status_code == 200
+
+
+def wait_in_the_chat_template(
+    monkeypatch: pytest.MonkeyPatch, go_on: threading.Event
+) -> threading.Semaphore:
+    """Let prompts with "long" wait in the template; each releases the semaphore when it begins."""
+    begun, honest = threading.Semaphore(0), plan.render_chat
+
+    def render(tokenizer: object, messages: list[dict[str, str]], **more: object) -> object:
+        if messages[0]["content"] == "long":
+            begun.release()
+            go_on.wait(DEADLINE)
+        return honest(tokenizer, messages, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(plan, "render_chat", render)
+    return begun
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_a_client_that_leaves_while_its_prompt_is_tokenised_gives_its_place_to_others(
+    model: Redrafter, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    go_on = threading.Event()
+    begun = wait_in_the_chat_template(monkeypatch, go_on)
+    long = {"messages": [{"role": "user", "content": "long"}], "stream": stream}
+    with running(host(model), max_concurrency=1, max_queue=1) as url:
+        wait_until_ready(url)
+        for _ in range(2):
+            with pytest.raises(httpx.TimeoutException):
+                httpx.post(url + CHAT, json=long, timeout=0.3)
+            assert begun.acquire(timeout=DEADLINE)
+        wait_for(lambda: figure(url, "vllm:num_requests_waiting") == 0)
+        body = {**ASKED, "max_tokens": 2}
+        assert httpx.post(url + CHAT, json=body, timeout=DEADLINE).status_code == 200
+        go_on.set()
 
 
 def test_a_full_queue_is_refused_and_empties(model: Redrafter) -> None:

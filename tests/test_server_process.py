@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import pytest
 httpx = pytest.importorskip("httpx2")
 pytest.importorskip("starlette", reason="needs the extra `serve`")
 
-from serving import tiny_redrafter, wait_until_ready  # noqa: E402
+from serving import figure, tiny_redrafter, wait_until_ready  # noqa: E402
 from waiting import DEADLINE, wait_for  # noqa: E402
 
 from redrafter_mlx.cli.main import run  # noqa: E402
@@ -104,6 +105,23 @@ def test_ctrl_c_ends_a_long_answer_with_an_error_that_its_client_reads() -> None
     error = json.loads(last)["error"]
     assert error["type"] == "server_error"
     assert "ending" in error["message"]
+
+
+def test_ctrl_c_does_not_wait_for_a_long_prompt_to_be_tokenised() -> None:
+    long = {"messages": [{"role": "user", "content": "hello world <x> " * 250_000}]}
+    answers: list[httpx.Response] = []
+    with served(finish=0) as (process, url):
+
+        def ask() -> None:
+            answers.append(httpx.post(f"{url}/v1/chat/completions", json=long, timeout=DEADLINE))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        wait_for(lambda: figure(url, "vllm:num_requests_waiting") == 1)
+        process.send_signal(signal.SIGINT)
+        asking.join(DEADLINE)
+        assert process.wait(DEADLINE) == 130
+    assert "ending" in answers[0].json()["error"]["message"]
 
 
 def test_ctrl_c_lets_an_answer_finish_that_needs_little_time(tmp_path: Path) -> None:

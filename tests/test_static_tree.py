@@ -207,6 +207,9 @@ def test_a_trees_file_may_be_in_the_home_folder(
 def test_a_tree_that_is_not_there_is_refused_before_a_target_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"no tree 'oak'.*medusa_mc_sim_7b_63"):
         parse_drafter("trained+tree:oak")
+    for drafter in ("lookup", "auto"):
+        with pytest.raises(BadInputError, match=f"{drafter} drafts along no tree"):
+            parse_drafter(f"{drafter}+tree:medusa_mc_sim_7b_63")
     nested = "[" * 100_000
     for content, named in (
         ("{", "cannot be read"), (nested, "cannot be read"), ("[1]", "no list of lists"),

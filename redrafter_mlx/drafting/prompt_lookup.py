@@ -190,5 +190,6 @@ def split_lookup(drafter: _T | str) -> tuple[_T | str | None, bool]:
     if name == drafter:
         name = drafter.removeprefix(_PREFIX)
     if not name:
-        raise BadInputError(f"drafter is {drafter!r}; name a drafter beside {_WORD}")
+        beside = f"a drafter beside {_WORD}" if drafter else "a drafter, or none"
+        raise BadInputError(f"drafter is {drafter!r}; name {beside}")
     return name, name != drafter

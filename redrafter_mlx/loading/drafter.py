@@ -82,6 +82,10 @@ def parse_drafter(
     own, looks_up = split_lookup(named)
     if own == "auto" and tree is None:
         return NamedDrafter((_TRAINED,), looks_up=True, auto=True, bits=drafter_bits)
+    if tree is not None and own in ("auto", None):
+        raise BadInputError(
+            f"{own or 'lookup'} drafts along no tree; name a drafter, as in {_TRAINED}+tree:NAME"
+        )
     parts: tuple[str | Bindable, ...]
     if isinstance(own, (str, Path)):
         parts = tuple(map(_checked, _parts(own)))
@@ -149,6 +153,9 @@ def _checked(name: str) -> str | Bindable:
             f"auto is {_TRAINED}+lookup, and two drafters at most draft together; "
             f"name {_TRAINED} and the other one"
         )
+    if name in ("none", "lookup"):
+        why = "decodes plainly" if name == "none" else "is named twice"
+        raise BadInputError(f"{name} {why}, so it cannot be combined with that; give it alone")
     if _CLASS.fullmatch(name):
         return _from_file(name)
     if name != _TRAINED and not _names_model(name):

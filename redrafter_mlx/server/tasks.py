@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 from starlette.types import Receive
@@ -63,17 +64,23 @@ class Ending:
         raise ServerError("the server is ending; ask again later")
 
 
-async def in_daemon_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a thread that does not keep the process alive."""
+async def in_daemon_thread(
+    work: Callable[[], T], room: AbstractContextManager[object] | None = None
+) -> T:
+    """Run `work` in a thread that does not keep the process alive.
+
+    room: entered first, for as long as that takes; work that nobody waits for by then is not done
+    """
     result: Future[T] = Future()
 
     def run() -> None:
-        if not result.set_running_or_notify_cancel():  # the waiting task was cancelled
-            return
-        try:
-            result.set_result(work())
-        except BaseException as error:
-            result.set_exception(error)
+        with room or nullcontext():
+            if not result.set_running_or_notify_cancel():  # the waiting task was cancelled
+                return
+            try:
+                result.set_result(work())
+            except BaseException as error:
+                result.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
     return await asyncio.wrap_future(result)

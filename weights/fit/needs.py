@@ -101,7 +101,7 @@ def check_download(name: str, stored: StoredModel, machine: Machine) -> str | No
         if not short:
             raise TooLargeError(f"{room}; {_instead(name, machine, any_model=True) or _SMALLER}")
         tokens = (machine.working_set - short[-1].total) * CONTEXT // max(1, ways[-1].cache)
-        here = f"{short[-1].option} there is room for {tokens} tokens without a drafter"
+        here = f"with {short[-1].option} there is room for {tokens} tokens without a drafter"
     instead = _instead(name, machine, any_model=not fitting)
     return f"{room}; {here}" + (f", or {instead}" if instead else "")
 
@@ -176,4 +176,7 @@ def _instead(name: str, machine: Machine, *, any_model: bool) -> str | None:
     best = next(iter(same or (fitting if any_model else ())), None)
     if best is None:
         return None
-    return f"take one that fits: redrafter-mlx pull {best.name} ({human_size(best.size)})"
+    ways = needs(best.stored, machine)
+    way = next(way for way in ways if way.fits(machine))
+    option = "" if way is ways[0] else f", and load it with {way.option}"
+    return f"take one that fits: redrafter-mlx pull {best.name}{option} ({human_size(way.total)})"

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Semaphore
 from typing import Generic
 
 from starlette.requests import ClientDisconnect, Request
@@ -21,18 +23,28 @@ from redrafter_mlx.server.metrics import Metrics
 from redrafter_mlx.server.openai.reply import R, Reply
 from redrafter_mlx.server.options import ServerOptions
 from redrafter_mlx.server.sse import Emit, EventStream
-from redrafter_mlx.server.tasks import ClientGoneError, Ending, client_gone, race
+from redrafter_mlx.server.tasks import (
+    ClientGoneError,
+    Ending,
+    client_gone,
+    in_daemon_thread,
+    race,
+)
 
 _MEGABYTE = 2**20
 _MAX_DISCARDED = 200 * _MEGABYTE
+
+_MOST_PLANS = 4
+"""Replies planned at the same time. Those of clients that have left are not planned."""
 
 
 @dataclass(frozen=True, eq=False)
 class GenerationEndpoint(Generic[R]):
     """An ASGI application for one path.
 
-    schema: schema of the request
-    reply:  makes the reply to a request, from the request, the model and the time of its arrival
+    schema:   schema of the request
+    reply:    makes the reply to a request, from the request, the model and the time of its arrival
+    planning: room for replies that are made at the same time
     """
 
     schema: type[R]
@@ -42,6 +54,7 @@ class GenerationEndpoint(Generic[R]):
     metrics: Metrics
     options: ServerOptions
     ending: Ending
+    planning: Semaphore = field(default_factory=partial(Semaphore, _MOST_PLANS))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Cancelled only when the server is shutting down and does not wait any longer.
@@ -61,7 +74,7 @@ class GenerationEndpoint(Generic[R]):
             )
         with self.gate.admitted(asked.answers) as turn:
             async with self.host.held() as hosted:
-                reply = await asyncio.to_thread(self.reply, asked, hosted, arrived)
+                reply = await self._planned(asked, hosted, arrived, receive)
                 try:
                     if asked.stream:
                         await self._stream(hosted, reply, turn)(scope, receive, send)
@@ -72,6 +85,13 @@ class GenerationEndpoint(Generic[R]):
                         if record.incomplete:
                             self.metrics.end(hosted.name, record)
         await JSONResponse(reply.whole())(scope, receive, send)
+
+    async def _planned(
+        self, asked: R, hosted: Hosted, arrived: float, receive: Receive
+    ) -> Reply[R]:
+        """Plan the reply, which for a long prompt takes seconds, as long as anyone waits for it."""
+        work = in_daemon_thread(lambda: self.reply(asked, hosted, arrived), self.planning)
+        return await race(work, client_gone(receive), self.ending.reached())
 
     def _stream(self, hosted: Hosted, reply: Reply[R], turn: Turn) -> EventStream:
         async def produce(emit: Emit) -> None:
