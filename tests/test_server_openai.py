@@ -99,6 +99,11 @@ def test_a_completion_keeps_the_space_that_its_prompt_lacks(
     assert answer.logprobs.tokens == [" "] * 3
     raw = model.generate("ab", raw=True, max_tokens=3, logit_bias={space: 100})
     assert raw.text == answer.text
+    # Text that a stop string may begin in is held back; the tokens' places in it are the same.
+    held = client.completions.create(**given, logprobs=2, stop=["    x"]).choices[0]
+    for one in (answer, held):
+        assert one.logprobs is not None
+        assert one.logprobs.text_offset == [0, 1, 2]
 
 
 def test_seeds_make_answers_repeatable_and_the_answers_of_one_request_different(

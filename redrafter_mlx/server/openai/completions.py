@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable
 
 from redrafter_mlx.engine.request import Request
@@ -33,6 +34,8 @@ class CompletionReply(Reply[CompletionRequest]):
             requests += self._requests(ids, most, continues=True)
         self._texts = [""] * len(requests)
         self._logprobs = [_no_logprobs() for _ in requests]
+        self._offsets = [0] * len(requests)  # of their next tokens in the text, in characters
+        self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in requests]
         return requests
 
     def opening(self) -> Iterable[Json]:
@@ -74,8 +77,7 @@ class CompletionReply(Reply[CompletionRequest]):
 
     def _read(self, emitted: Emitted) -> dict[str, list[object]]:
         assert emitted.logprobs is not None
-        entries = _no_logprobs()
-        offset = len(self._texts[emitted.answer])
+        entries, decoder = _no_logprobs(), self._decoders[emitted.answer]
         for response, read in zip(emitted.responses, emitted.logprobs, strict=True):
             entries["tokens"].append(self._token_name(response.token))
             entries["token_logprobs"].append(read.value)
@@ -83,8 +85,11 @@ class CompletionReply(Reply[CompletionRequest]):
             for token, value in read.likeliest:  # of tokens with the same text, the better one
                 likeliest.setdefault(self._token_name(token), value)
             entries["top_logprobs"].append(likeliest)
-            entries["text_offset"].append(offset)
-            offset += len(response.text)
+            entries["text_offset"].append(self._offsets[emitted.answer])
+            # The text itself comes later if a stop string may begin in it.
+            text = self._token_text(response.token)
+            raw = self._token_bytes(response.token, text)
+            self._offsets[emitted.answer] += len(text if raw is None else decoder.decode(raw))
         return entries
 
     def _token_name(self, token: int) -> str:
