@@ -86,9 +86,10 @@ def leave_after(lines: int) -> Callable[[Held, str, bool], None]:
     return ask
 
 
-def leave_at_once(_: Held, url: str, stream: bool) -> None:
-    """Send a request and leave before reading anything."""
-    request(url, stream).close()
+def leave_at_once(held: Held, url: str, stream: bool) -> None:
+    """Send a request and leave when its answer begins, before reading anything."""
+    with request(url, stream):
+        wait_for(lambda: held.begun == 1)
 
 
 def request(url: str, stream: bool, asked: Mapping[str, object] = ASKED) -> socket.socket:
