@@ -101,3 +101,8 @@ class TrainingJob:
                 f"keep_start is {self.training.keep_start}, and there is no drafter to start from "
                 f"(--start-from)"
             )
+        if self.start_from is not None and self.start_from.resolve() == self.output.resolve():
+            raise BadInputError(
+                f"--start-from and --output are both {self.output}, and a run that is resumed "
+                f"needs what it started from; give another --output"
+            )

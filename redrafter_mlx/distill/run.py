@@ -74,11 +74,6 @@ class TrainingRun:
         ranks:  ranks that write the corpus together; None writes it on this one
         """
         check_output(job.output)
-        if job.start_from is not None and job.start_from.resolve() == job.output.resolve():
-            raise BadInputError(
-                f"--start-from and --output are both {job.output}, and a run that is resumed needs "
-                f"what it started from; give another --output"
-            )
         check_memory(job.memory, this_machine())
         self.given, self.ranks = read_given(job), ranks
         self.loaded: LoadedTarget = loaded or load_target(

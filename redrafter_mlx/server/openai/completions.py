@@ -79,26 +79,29 @@ class CompletionReply(Reply[CompletionRequest]):
         assert emitted.logprobs is not None
         entries, decoder = _no_logprobs(), self._decoders[emitted.answer]
         for response, read in zip(emitted.responses, emitted.logprobs, strict=True):
-            entries["tokens"].append(self._token_name(response.token))
+            text, raw = self._token(response.token)
+            entries["tokens"].append(_name(text, raw))
             entries["token_logprobs"].append(read.value)
             likeliest: dict[str, float] = {}
             for token, value in read.likeliest:  # of tokens with the same text, the better one
-                likeliest.setdefault(self._token_name(token), value)
+                likeliest.setdefault(_name(*self._token(token)), value)
             entries["top_logprobs"].append(likeliest)
             entries["text_offset"].append(self._offsets[emitted.answer])
             # The text itself comes later if a stop string may begin in it.
-            text = self._token_text(response.token)
-            raw = self._token_bytes(response.token, text)
             self._offsets[emitted.answer] += len(text if raw is None else decoder.decode(raw))
         return entries
 
-    def _token_name(self, token: int) -> str:
-        """Return a token's text, or its bytes in OpenAI's form if it is part of a character."""
+    def _token(self, token: int) -> tuple[str, bytes | None]:
+        """Return a token's text and its bytes, None if they cannot be known."""
         text = self._token_text(token)
-        raw = self._token_bytes(token, text)
-        if raw is None or raw == text.encode():
-            return text
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+        return text, self._token_bytes(token, text)
+
+
+def _name(text: str, raw: bytes | None) -> str:
+    """Return a token's text, or its bytes in OpenAI's form if it is part of a character."""
+    if raw is None or raw == text.encode():
+        return text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def _no_logprobs() -> dict[str, list[object]]:
