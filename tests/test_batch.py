@@ -273,8 +273,11 @@ def test_graphs_are_built_for_each_extent_alone(
     assert decoder.target.compiled == graphs
 
 
-def test_no_time_is_reported_of_a_step_beside_which_a_graph_was_compiled() -> None:
+def test_no_time_is_reported_of_a_step_beside_which_a_graph_was_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Neither the step that is read late meanwhile nor the first step of the new graph is timed."""
+    monkeypatch.setattr(kv_cache, "backend", lambda: "cpu")
     decoder = Decoder(tiny(), None, PLAIN, GREEDY)
     sequence, batch = Decoded([1, 2, 3], 120), Batch(decoder, FixedShape(decoder.shape))
     sequence.join(batch, decoder)

@@ -156,7 +156,10 @@ def test_linear_rope_scaling_is_read_under_every_key_that_llama_cpp_reads(
     assert loaded.source.context_length == 128 * (factor or 1)
 
 
-def test_quantised_file_asked_for_as_it_is_stays_quantised(sample: Path) -> None:
+def test_quantised_file_asked_for_as_it_is_stays_quantised_on_a_cpu(
+    sample: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redrafter_mlx.weights.precision.backend", lambda: "cpu")
     dense, kept = load_target(sample), load_target(sample, quantize=4)
     assert (dense.source.bits, kept.source.bits) == (None, 4)
     assert dense.source.dtype == kept.source.dtype == "float32"

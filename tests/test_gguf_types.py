@@ -64,8 +64,11 @@ def test_a_tensor_of_every_type_is_bit_for_bit_that_of_the_gguf_package(
     np.testing.assert_array_equal(np.array(got.astype(mx.float32)).reshape(-1), judged(kind, data))
 
 
-def test_a_model_of_mixed_types_is_loaded_with_the_numbers_of_its_file(tmp_path: Path) -> None:
+def test_a_model_of_mixed_types_is_loaded_with_the_numbers_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The mix is that of Q4_K_M: most matrices Q4_K, some Q6_K, norms float32."""
+    monkeypatch.setattr("redrafter_mlx.weights.precision.backend", lambda: "cpu")
     changes = {"hidden_size": 256, "intermediate_size": 512}
     tensors = gguf_tensors(llama_model(**changes))
     of = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "ffn_up": "Q5_K", "token_embd": "Q4_K"}

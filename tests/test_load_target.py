@@ -184,8 +184,9 @@ def test_a_later_checkpoint_in_the_same_form_is_quantised_anew(
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_quantised_folder_is_written_out_exactly_on_a_cpu(
-    tmp_path: Path, tokenizer_json: Path, bits: int
+    tmp_path: Path, tokenizer_json: Path, bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("redrafter_mlx.weights.precision.backend", lambda: "cpu")
     path = _quantized(tmp_path, tokenizer_json, bits)
     dense, kept = load_target(path), load_target(path, quantize=bits)
     assert (dense.source.bits, kept.source.bits) == (None, bits)

@@ -59,7 +59,7 @@ def test_every_precision_and_every_model_has_a_file_of_its_own(tmp_path: Path, m
     assert kept(tmp_path) == []
     load_target(model, quantize=4)
     load_target(model, quantize=8)
-    load_target(model, quantize=4, dtype="float16")
+    load_target(model, quantize=4, dtype="bfloat16")
     assert len(kept(tmp_path)) == 3
     with pytest.raises(BadInputError):
         load_target(model, quantize=5)

@@ -157,22 +157,38 @@ def test_the_check_at_loading_notices_another_output_layer(
 
 
 class Coarse(nn.Module):
-    """An output layer that rounds products of several rows as TF32 does, but not those of one."""
+    """An output layer that rounds products of `low` to `high` rows as TF32 does, but no others."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, low: int, high: int) -> None:
         super().__init__()
         self.weight = layer.weight
+        self._low, self._high = low, high
 
     def __call__(self, x: mx.array) -> mx.array:
-        if x.shape[1] > 1:
+        if self._low <= x.shape[1] <= self._high:
             x = mx.view(mx.view(x, mx.uint32) & 0xFFFFE000, mx.float32)
         return x @ self.weight.T
 
 
-def test_the_check_at_loading_passes_where_float32_products_of_several_rows_are_tf32() -> None:
+@pytest.mark.parametrize(("low", "high"), [(2, 99), (8, 8)])
+def test_the_check_at_loading_passes_where_some_float32_products_are_tf32(
+    low: int, high: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA multiplies some counts of rows in TF32, and others in float32."""
+    monkeypatch.setattr("redrafter_mlx.target.tree_check.float32_is_exact", lambda: False)
     model = random_model("llama (mistral-style)")
-    model.lm_head = Coarse(model.lm_head)
+    model.lm_head = Coarse(model.lm_head, low, high)
     assert 1e-5 < check_trees(Target(model)) < 1e-3
+
+
+def test_the_check_at_loading_allows_no_tf32_where_products_are_exact(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("redrafter_mlx.target.tree_check.float32_is_exact", lambda: True)
+    model = random_model("llama (mistral-style)")
+    model.lm_head = Coarse(model.lm_head, 8, 8)
+    with pytest.raises(UnsupportedModelError, match=r"llama.*a prompt's logits"):
+        check_trees(Target(model))
 
 
 def test_a_model_that_fails_on_trees_is_refused_with_its_own_words(
