@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from backends import frees_at_once
 from constraints import Rules, phrases
 from decoding import run
 from distributions import sampled_probs
@@ -251,6 +252,7 @@ def test_acceptance_statistics_learn_from_unconstrained_answers_alone(
     assert model.tuning.policy("greedy").acceptance.steps().sum() > 0
 
 
+@frees_at_once
 @pytest.mark.parametrize("shape", [BeamShape(1, 1), BeamShape(2, 3)])
 def test_buffers_are_written_in_place_though_verification_is_submitted_alone(
     shape: BeamShape,

@@ -189,6 +189,7 @@ def test_the_next_step_is_submitted_before_the_caller_is_given_this_one(
 
 def test_nothing_is_submitted_after_the_end(submissions: list[DecodeState]) -> None:
     decoder = Decoder(Target(random_model()), None, BeamShape(1, 1), GREEDY)
+    decoder.target.submits_ahead = False
     _, results = run(decoder, [1, 2], 5)
     assert len(submissions) == len(results) == 5
 

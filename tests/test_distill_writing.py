@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from backends import frees_at_once
 from evaluations import accepted_along
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tiny import (
@@ -23,6 +24,7 @@ from tiny import (
 )
 
 from redrafter_mlx.config import BeamShape
+from redrafter_mlx.distill.corpus import generation
 from redrafter_mlx.distill.corpus import reader as reader_module
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.filters import NOTHING, loop_start
@@ -479,6 +481,24 @@ def test_target_labels_are_its_greedy_continuations_of_the_given_text(
     assert got.tolist() == want
 
 
+def test_memory_of_earlier_tokens_is_returned_while_an_answer_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Attention needs larger arrays at each token: those of all sizes must not be kept."""
+    monkeypatch.setattr(generation, "_MOST_CACHED", -1)
+    kept: list[int] = []
+    clear = mx.clear_cache
+
+    def counted() -> None:
+        clear()
+        kept.append(mx.get_cache_memory())
+
+    monkeypatch.setattr(mx, "clear_cache", counted)
+    write_answers(Target(random_model()), [[1, 2, 3]] * 4, set(), 20, stop_at_loops=False)
+    assert kept == [0] * 20
+
+
+@frees_at_once
 def test_target_labels_hold_the_keys_and_values_of_a_text_once() -> None:
     target = Target(random_model(num_attention_heads=16, num_key_value_heads=16, head_dim=64))
     tokens, length = [i % 90 for i in range(400)], 5

@@ -7,6 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from backends import frees_at_once
 from mlx_lm.generate import speculative_generate_step
 from policies import Alternating
 from test_decode import counted_reads
@@ -255,6 +256,7 @@ def test_a_text_that_shares_little_with_a_long_one_takes_no_more_memory_than_alo
     assert sizes[0][0] < sizes[1][0] / 20
 
 
+@frees_at_once
 def test_buffers_of_the_draft_model_are_written_in_place() -> None:
     """Both caches are in memory only once while decoding; a copied buffer would be there twice."""
     model = random_model(num_attention_heads=2, num_key_value_heads=2, head_dim=64)

@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from backends import frees_at_once
 from mlx.utils import tree_flatten
 from test_distill_training import student_of, texts
 from tiny import HIDDEN, random_drafter, random_model
@@ -56,6 +57,7 @@ def test_muon_moves_matrices_equally_in_all_directions_and_adamw_the_rest(head: 
         assert mx.any(mx.array(ours[name]) != 0), name
 
 
+@frees_at_once
 @pytest.mark.parametrize("batches", [1, 4])
 def test_a_step_keeps_no_gradients_while_weights_are_made(batches: int) -> None:
     network = nn.Sequential(*[nn.Linear(256, 256, bias=False) for _ in range(8)])

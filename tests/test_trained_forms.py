@@ -37,6 +37,7 @@ from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.level_drafter import LevelDrafter, MemorylessDrafter
 from redrafter_mlx.drafting.published.medusa import MedusaDrafter
 from redrafter_mlx.errors import MismatchError
+from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.target.model import Target
 
 T = 3
@@ -92,8 +93,11 @@ def test_a_form_learns_and_a_resumed_run_has_the_losses_of_the_unbroken_one(
     unbroken = losses(make_trainer(tmp_path / "a", name))
     first = losses(make_trainer(tmp_path / "b", name), until=5)
     rest = losses(make_trainer(tmp_path / "b", name))
-    assert first + rest == unbroken
     assert sum(unbroken[-4:]) < 0.95 * sum(unbroken[:4])
+    if backend() != "cpu":  # gradients of an embedding are summed in no fixed order there
+        assert first + rest == pytest.approx(unbroken, rel=1e-4)
+        return
+    assert first + rest == unbroken
     for file in ("model.safetensors", "config.json"):
         assert (tmp_path / "a/out" / file).read_bytes() == (tmp_path / "b/out" / file).read_bytes()
 

@@ -3,6 +3,10 @@
 The graph of the next step is built while the device computes the current one. It is submitted once
 the current step's results are read. If those change what must be verified (an answer ended, one
 joined, copies of the text were found), the graph is dropped and built again.
+
+A plain step that nothing in the results can change is submitted before they are read, as in
+mlx-lm's loop: no drafter keeps the device busy while the host submits, which on a GPU can take as
+long as a small model's call.
 """
 
 from __future__ import annotations
@@ -120,20 +124,24 @@ class Batch:
         if target.compiled > compiled:
             self.skip_timing()  # compiling delayed the host's reading
         stepped = [row for row in self.rows if not row.fresh]
-        results = self._read()
-        plans = self._plan_copies()
-        ended: list[tuple[Row, SequenceCache]] = []
-        if following is None or plans or any(row.done for row in self.rows):
-            if before is not None:
-                self._parts[0].state.cache.restore(before)
-            ended = _caches_of_ended(self._parts, self._decoder.drafter)
-            following = self._build(shape, plans, results)
-        del before  # MLX would copy buffers that have a second reference
+        if following is not None and self._waits_for_nothing():
+            before = None  # MLX would copy buffers that have a second reference
+            results, ended = self._submit_and_read(following)
+        else:
+            results = self._read(self._parts)
+            plans = self._plan_copies()
+            ended = []
+            if following is None or plans or any(row.done for row in self.rows):
+                if before is not None:
+                    self._parts[0].state.cache.restore(before)
+                ended = _caches_of_ended(self._parts, self._decoder.drafter)
+                following = self._build(shape, plans, results)
+            before = None
+            self._parts = []
+            if following is not None:
+                self._submit(following, drafted)
         if target.compiled > compiled:
-            self.skip_timing()  # the step starts late, and new graphs are slow the first time
-        self._parts = []
-        if following is not None:
-            self._submit(following, drafted)
+            self.skip_timing()  # the next step starts late, and a new graph is slow the first time
         learned = [row for row in stepped if row in results]
         self._shapes.learn(learned, [results[row] for row in learned])
         return Advanced(results, ended)
@@ -156,6 +164,30 @@ class Batch:
         before, verified = state.cache.snapshot(), state.drafts.tree
         following = self._decoder.step(state, _committed(rows) + unread, shape, ())
         return before, _Next(rows, verified, *following)
+
+    def _waits_for_nothing(self) -> bool:
+        """Whether the next step is the same whatever the unread results are.
+
+        It is a plain step of a single row, unless the text's last tokens and a token that is still
+        unread may match an earlier n-gram. An end makes it useless, but not wrong.
+        """
+        decoder, ((rows, state, _, unread), *_) = self._decoder, self._parts
+        if not decoder.target.submits_ahead or decoder.remembers or len(rows) > 1 or unread > 1:
+            return False
+        index = rows[0].text_index
+        return state.drafts.rows[0] == RowDrafts(PLAIN) and not (index and index.may_match_next)
+
+    def _submit_and_read(
+        self, following: _Next
+    ) -> tuple[dict[Row, StepResult], list[tuple[Row, SequenceCache]]]:
+        """Submit the next step of a single row, and read the current one while it is computed."""
+        current = self._parts
+        self._submit(following, ())
+        results = self._read(current)
+        ended = _caches_of_ended(self._parts, self._decoder.drafter)
+        if ended:
+            self._parts = []  # nobody reads the step that was submitted
+        return results, ended
 
     def _build(
         self, shape: BeamShape, plans: Mapping[Row, CopyPlan], results: Mapping[Row, StepResult]
@@ -181,10 +213,10 @@ class Batch:
         if self._steps % _CLEAR_EVERY == 0:
             mx.clear_cache()
 
-    def _read(self) -> dict[Row, StepResult]:
+    def _read(self, parts: Sequence[_Part]) -> dict[Row, StepResult]:
         """Read what every row has emitted, and pass it to the rows that are not done."""
         results = {}
-        for part in self._parts:
+        for part in parts:
             read = read_report(part.output)
             now = time.perf_counter()
             for row, result in zip(part.rows, read, strict=True):

@@ -141,7 +141,7 @@ class MirroredTarget(Target):
         super().__init__(model)
         self._mirror = mirror
         self.plain = MirroredModel(self.model, mirror)
-        self.builds_ahead = mirror.sharing == "tensor"
+        self.builds_ahead, self.submits_ahead = mirror.sharing == "tensor", False
 
     def reading(self, layers: Sequence[int]) -> Target:
         if layers and self._mirror.sharing == "pipeline":

@@ -85,6 +85,7 @@ class TextIndex:
         self.tokens: list[int] = []
         self._lookup = lookup
         self._ends: dict[tuple[int, ...], int] = {}  # the latest end of each n-gram
+        self._followed: set[tuple[int, ...]] = set()  # the shortest n-grams without their last
         self._before: list[int] = []  # by position: where the shortest n-gram ended before, or -1
         self._best: tuple[int, int] | None = None  # end and length of the best match
         self._hits = [_PRIOR_TRIALS * rate for rate in lookup.accepted]
@@ -105,6 +106,12 @@ class TextIndex:
                 self._trials[length - 1] += 1
                 self._hits[length - 1] += self.tokens[position + 1] == token
             self._append(token)
+
+    @property
+    def may_match_next(self) -> bool:
+        """Whether there is a token after which the text's last tokens match an earlier n-gram."""
+        known = self._lookup.shortest - 1
+        return tuple(self.tokens[len(self.tokens) - known :]) in self._followed
 
     def copies(self, width: int, length: int) -> list[Copy]:
         """Return up to `width` candidates of `length` drafts, the best first.
@@ -166,6 +173,8 @@ class TextIndex:
         self._before.append(-1)
         self._best = None
         end, shortest = len(self.tokens) - 1, self._lookup.shortest
+        if end + 1 >= shortest:
+            self._followed.add(tuple(self.tokens[end + 1 - shortest : end]))
         for n in range(shortest, min(len(self._lookup.accepted), end + 1) + 1):
             gram = tuple(self.tokens[-n:])
             earlier = self._ends.get(gram)

@@ -56,6 +56,7 @@ class Target:
     embedding:   the target's own token embedding, which the drafter reads
     row_masks:   whether a call may have a mask for each batch row
     builds_ahead: whether a call may be built and dropped
+    submits_ahead: whether a call is submitted before the results of the one before are read
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -76,7 +77,7 @@ class Target:
         scale_by_node(view)
         #: Held while a step is built, submitted and read: callers take turns step by step.
         self.lock = ModelLock()
-        self.builds_ahead = True
+        self.builds_ahead = self.submits_ahead = True
         self.model = self.plain = whole
         self._backbone = view
         self._head = head_of(whole, self.model_type)

@@ -28,6 +28,10 @@ _LEAVE_SHARE = 0.2
 _CHECK_EVERY = 10
 """Number of tokens between checks whether an answer has fallen into a loop and can stop."""
 
+_MOST_CACHED = 2_000_000_000
+"""Bytes of unused memory that MLX may keep: attention needs larger arrays at each token, and on a
+GPU those of all sizes together would fill it."""
+
 _CACHE_STEP = 256
 """Number of cache slots by which mlx-lm's batched cache grows."""
 
@@ -232,6 +236,8 @@ class _Batch:
     def write(self, eos: Collection[int], temperature: float, stop_at_loops: bool) -> None:
         """Write each row until it ends, reaches its limit or loops."""
         for at in range(max(row.limit for row in self.rows)):
+            if mx.get_cache_memory() > _MOST_CACHED:
+                mx.clear_cache()
             logits = self.target.logits(self.hidden[:, None])[:, 0]
             chosen, drawn = mx.argmax(logits, axis=-1), [at < row.drawn for row in self.rows]
             if any(drawn):

@@ -1,0 +1,127 @@
+"""A plain step that nothing can change is submitted before the one before it is read."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from test_batch import FEW, GREEDY, VARIOUS, Decoded, drafted, scheduled, some, tiny
+
+from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.decoding import batch as batch_module
+from redrafter_mlx.decoding.batch import Batch
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.row import FixedShape, Row
+from redrafter_mlx.decoding.step_result import StepResult, read_report
+from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
+from redrafter_mlx.speculation.sampling import sequence_keys
+
+
+def steps(sequence: Decoded) -> list[tuple[object, ...]]:
+    return [(r.tokens, r.sources, r.path, r.shape, r.copied) for r in sequence.results]
+
+
+def both(decoder: Decoder) -> tuple[Decoder, Decoder]:
+    """Return the decoder with a target that submits ahead, and with one that waits."""
+    waiting, ahead = tiny(layers=1), tiny(layers=1)
+    waiting.submits_ahead, ahead.submits_ahead = False, True
+    return replace(decoder, target=ahead), replace(decoder, target=waiting)
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the loop does, in order: it submits a step, or reads one."""
+    found: list[str] = []
+    submit = batch_module.submit
+
+    def submitted(*given: object) -> None:
+        found.append("submit")
+        submit(*given)  # type: ignore[arg-type]
+
+    def read(output: batch_module.StepOutput) -> list[StepResult]:
+        found.append("read")
+        return read_report(output)
+
+    monkeypatch.setattr(batch_module, "submit", submitted)
+    monkeypatch.setattr(batch_module, "read_report", read)
+    return found
+
+
+@pytest.mark.parametrize("shape", [PLAIN, BeamShape(3, 4)])
+@pytest.mark.parametrize("lookup", [None, Lookup(1), Lookup(2), Lookup(3)])
+@pytest.mark.parametrize("params", VARIOUS)
+def test_each_step_is_that_of_the_loop_that_waits(
+    shape: BeamShape, lookup: Lookup | None, params: SamplingParams
+) -> None:
+    rng = random.Random(3)
+    decoders = both(Decoder(tiny(), None, shape, params, lookup=lookup))
+    for prompt in ([rng.randrange(FEW) for _ in range(length)] for length in (1, 9)):
+        ahead, waiting = (Decoded(prompt, 40, params=params).alone(d) for d in decoders)
+        assert steps(ahead) == steps(waiting)
+
+
+def test_rows_that_join_and_leave_are_decoded_as_if_alone() -> None:
+    rng = random.Random(7)
+    ahead, waiting = both(Decoder(tiny(), None, BeamShape(2, 3), GREEDY, lookup=Lookup(3)))
+    for _ in range(20):
+        sequences = some(rng, 3, [GREEDY])
+        assert len(scheduled(ahead, sequences, rng)) == 3
+        for each in sequences:
+            assert steps(each) == steps(each.alone(waiting))
+
+
+def test_a_plain_step_is_submitted_before_the_one_before_is_read(events: list[str]) -> None:
+    ahead, waiting = both(Decoder(tiny(), None, PLAIN, GREEDY))
+    Decoded([1, 2], 5).alone(ahead)
+    assert events == ["submit"] + ["submit", "read"] * 5, "the last one is of no use"
+    events.clear()
+    Decoded([1, 2], 5).alone(waiting)
+    assert events == ["submit", "read"] * 5
+
+
+def test_a_step_that_results_may_change_is_submitted_after_they_are_read(
+    events: list[str],
+) -> None:
+    """Trees of drafts, and texts that any token makes repeat themselves."""
+    ahead, _ = both(Decoder(tiny(), None, BeamShape(2, 3), GREEDY, lookup=Lookup(1)))
+    for decoder in (ahead, drafted(ahead.target, BeamShape(2, 3))):
+        events.clear()
+        Decoded([1, 2], 9).alone(decoder)
+        assert events == ["submit", "read"] * (len(events) // 2)
+
+
+def test_a_text_is_continued_from_the_cache_of_an_answer_that_ended() -> None:
+    ahead, waiting = both(Decoder(tiny(), None, PLAIN, GREEDY))
+    first, batch = Decoded([1, 2, 3], 6), Batch(ahead, FixedShape(PLAIN))
+    first.join(batch, ahead)
+    ended: list[tuple[Row, batch_module.SequenceCache]] = []
+    while batch.rows:
+        ended += batch.advance().ended
+    ((row, cache),) = ended
+    text = [*first.prompt, *first.emitted]
+    assert row.committed == len(text) - 1
+    longer = Decoded([*text, 5, 6], 8)
+    batch = Batch(ahead, FixedShape(PLAIN))
+    again = Row(longer.finished, len(longer.prompt))
+    start = ahead.start(cache, row.committed, [longer.prompt], sequence_keys(0))
+    batch.join(again, *start)
+    while batch.rows:
+        batch.advance()
+    assert longer.emitted == Decoded([*text, 5, 6], 8).alone(waiting).emitted
+
+
+@pytest.mark.parametrize("shortest", [1, 2, 3, 4])
+def test_no_token_makes_a_match_where_none_may_follow(shortest: int) -> None:
+    rng, counts = random.Random(shortest), {True: 0, False: 0}
+    for _ in range(100):
+        text = [rng.randrange(4) for _ in range(rng.randrange(1, 30))]
+        index = TextIndex(Lookup(shortest), text)
+        matches = []
+        for token in range(4):
+            longer = TextIndex(Lookup(shortest), [*text, token])
+            matches.append(bool(longer.copies(2, 3)))
+        assert index.may_match_next == any(matches)
+        counts[index.may_match_next] += 1
+    assert counts[True] > 5
+    assert counts[False] > 5 or shortest == 1
