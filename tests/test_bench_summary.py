@@ -192,6 +192,8 @@ def test_other_tokens_do_not_fail_where_float32_products_are_tf32() -> None:
     verdict = judge(rows, [replace(loaded(), tf32=True)])
     assert not verdict.failed
     assert "MLX_ENABLE_TF32" in verdict.notes[0]
+    (note,) = judge(rows, [replace(loaded(), tf32=True, arithmetic="float16")]).notes
+    assert "reduced precision" in note
 
 
 def test_equal_tokens_pass_and_sampled_ones_are_not_compared() -> None:

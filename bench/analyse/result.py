@@ -90,10 +90,12 @@ def judge(rows: Sequence[Row], models: Sequence[LoadedModel]) -> Verdict:
             failed = True
             notes.append(f"{count}, in float32, where they must be equal; please report it")
             continue
-        tf32 = "TF32 products (MLX_ENABLE_TF32=0 makes them float32)"
+        rounded = "reduced precision"
+        if model.arithmetic == "float32" and model.tf32:
+            rounded = "TF32 products (MLX_ENABLE_TF32=0 makes them float32)"
         notes.append(
             f"{count}; at least {share:.2%} agree up to the first difference of each answer. "
-            f"In {tf32 if model.tf32 else 'reduced precision'} nearly tied tokens can swap: "
+            f"In {rounded} nearly tied tokens can swap: "
             f"`redrafter-mlx verify` says whether that explains every difference"
         )
     return Verdict(notes, failed)
