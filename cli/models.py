@@ -16,7 +16,7 @@ from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.options import Flag
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.terminal import console, sanitise
-from redrafter_mlx.errors import RedrafterError, UnsupportedModelError
+from redrafter_mlx.errors import BadInputError, RedrafterError, UnsupportedModelError
 from redrafter_mlx.runtime.paths import human_size
 
 if TYPE_CHECKING:
@@ -87,6 +87,11 @@ def drafters(name: Name, as_json: opt.Json = False) -> None:
         from redrafter_mlx.drafting.installed import list_drafters
 
         listed = list_drafters(name, progress)
+        itself = {} if listed else _drafter_facts(name)
+    if itself:
+        target = itself["target"] or "its target"
+        raise BadInputError(f"{name} is a drafter itself; its target's drafters are listed by "
+                            f"`redrafter-mlx drafters {target}`")  # fmt: skip
     if as_json:
         rows = [{**asdict(one), "path": one.path and str(one.path)} for one in listed]
         print(json.dumps({"model": name, "drafters": rows}))

@@ -26,6 +26,8 @@ from redrafter_mlx.response import Completion
 from redrafter_mlx.version import __version__
 from redrafter_mlx.weights.registry import REGISTRY
 
+SHIPPED = Path(main.__file__).parents[1] / "weights" / "drafters" / "smollm2-135m"
+
 METAL = "[METAL] Command buffer execution failed:"
 FAKE = Completion([1, 2], [3, 4], "a\x1b\u202e", "length", 1, 1.0, 50.0, 10.0, 0.5, [PLAIN])
 
@@ -395,6 +397,12 @@ def test_drafters_below_the_home_folder_are_shown_so(
     monkeypatch.setattr("redrafter_mlx.drafting.installed.list_drafters", lambda *_: [mine])
     assert main.run(["drafters", "org/model"]) == 0
     assert "~/mine " in capsys.readouterr().out
+
+
+def test_drafters_of_a_drafter_names_its_target(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["drafters", str(SHIPPED)]) == 1
+    said = capsys.readouterr().err
+    assert said.endswith("are listed by `redrafter-mlx drafters smollm2-135m`\n")
 
 
 def test_show_says_that_a_model_on_disk_cannot_be_a_target(

@@ -206,4 +206,5 @@ def _unknown(name: str) -> str:
     if "/" in name or name.startswith("~") or name.endswith(".gguf"):
         return f"no file or folder {name!r:.200}"
     hint = meant(name, REGISTRY)
-    return f"no model {name!r:.200}; {hint}, or give a Hub repository org/name or a path"
+    otherwise = " Or" if hint.endswith("?") else ", or"
+    return f"no model {name!r:.200}; {hint}{otherwise} give a Hub repository org/name or a path"
