@@ -81,10 +81,6 @@ def command(
 
     costs = tuning.costs
     ways = ways_to_draft(loaded, costs, _CONTEXT)
-    if plot is not None:
-        from redrafter_mlx.bench.show.curves import plot_curves
-
-        plot_curves(costs, plot)
     kept = str(tuning.setup.path) if tuning.setup.path.exists() else None
     if as_json:
         best = _best(expected)
@@ -99,20 +95,24 @@ def command(
             "cliffs": [{"rows": r, "jump": j} for r, j in costs.cliffs().items()],
         }
         print(json.dumps(record))
-        return
-    from redrafter_mlx.bench.show.curves import describe_curves
+    else:
+        from redrafter_mlx.bench.show.curves import describe_curves
 
-    on = costs.setup
-    lines = [
-        f"{on.chip} · {on.dtype} · mlx {on.mlx} · drafts by {loaded.drafting}",
-        describe_curves(costs),
-        "",
-        describe_choice(expected),
-        "",
-        describe_advice(ways, training_estimate(loaded, costs)),
-        f"kept in {kept}" if kept else f"not kept: {tuning.setup.path} cannot be written",
-    ]
-    print("\n".join(lines))
+        on = costs.setup
+        lines = [
+            f"{on.chip} · {on.dtype} · mlx {on.mlx} · drafts by {loaded.drafting}",
+            describe_curves(costs),
+            "",
+            describe_choice(expected),
+            "",
+            describe_advice(ways, training_estimate(loaded, costs)),
+            f"kept in {kept}" if kept else f"not kept: {tuning.setup.path} cannot be written",
+        ]
+        print("\n".join(lines), flush=True)
+    if plot is not None:
+        from redrafter_mlx.bench.show.curves import plot_curves
+
+        plot_curves(costs, plot)
 
 
 def measure(loaded: Redrafter, again: bool, progress: Progress) -> tuple[Tuner, ExpectedRates]:

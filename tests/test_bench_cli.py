@@ -12,9 +12,11 @@ from tiny import byte_model, byte_tokenizer, random_drafter, tiny_source
 from redrafter_mlx.bench.measure.methods import Method, Run, Runner
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.cli.bench import session as bench_session
+from redrafter_mlx.cli.bench.options import BenchOptions, Loading
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
+from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading.drafter import parse_drafter
 from redrafter_mlx.loading.load import draft_with
 from redrafter_mlx.loading.target import LoadedTarget
@@ -337,6 +339,23 @@ def test_ctrl_c_prints_what_was_finished_and_the_run_resumes(
         assert capsys.readouterr().out == ""
     whole = result(capsys, *SHAPES, "--answers", file)
     assert sum(r["runs"] for r in whole["rows"] if r["category"] == "all") == 8  # type: ignore[attr-defined]
+
+
+def test_an_error_in_a_later_dtype_leaves_the_figures_of_those_before(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, loaded = bench_session.load_drafters, list[str]()
+
+    def failing(options: BenchOptions, loading: Loading) -> dict[str | None, Redrafter]:
+        loaded.append(loading.label)
+        if len(loaded) > 1:
+            raise BadInputError("the model is quantised to 4 bits")
+        return load(options, loading)
+
+    monkeypatch.setattr(bench_session, "load_drafters", failing)
+    found = result(capsys, *SHAPES, "--dtype", "float32,float16", status=1)
+    assert {row["dtype"] for row in found["rows"]} == {"float32"}  # type: ignore[attr-defined]
+    assert any("quantised to 4 bits" in note for note in found["notes"])  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,9 @@ def test_as_many_users_ask_at_once_and_each_question_is_asked_once() -> None:
         (200, streamed(chunk("half"), end=False), "broke"),
         (200, streamed(chunk("uncounted")), "usage"),
         (200, "data: {no JSON\n\n", "OpenAI's API"),
+        (200, streamed({"choices": [{"index": 0, "delta": {"content": ["a"]}}]}), "OpenAI's API"),
+        (200, streamed({"choices": [{"index": 0}]}), "usage"),
+        (200, streamed({"choices": [], "usage": {"total_tokens": 3}}), "usage"),
     ],
 )
 def test_a_server_that_does_not_answer_is_named_and_ends_the_load(

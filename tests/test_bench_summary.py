@@ -385,6 +385,9 @@ def test_a_picture_that_cannot_be_written_is_refused_beforehand(
         check_plot(tmp_path / "a.txt")
     with pytest.raises(BadInputError, match="no folder"):
         check_plot(tmp_path / "none" / "a.png")
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(BadInputError, match="which is a folder"):
+        check_plot(tmp_path / "folder.png")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(BadInputError, match=r"pip install 'redrafter-mlx\[plot\]'"):
         check_plot(tmp_path / "a.png")

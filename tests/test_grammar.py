@@ -294,6 +294,9 @@ B: dict[str, Any] = {"type": "object", "properties": {"b": {"type": "integer"}}}
         ({"allOf": [A, B]}, '{"a": 1, "b": 1}', True),
         ({**A, "anyOf": [B]}, '{"a": 1, "b": 1}', True),
         ({**A, "$ref": "#/$defs/b", "$defs": {"b": B}}, '{"a": 1, "b": 1}', True),
+        ({"required": ["b"], "$ref": "#/$defs/a", "$defs": {"a": A}}, '{"a": 1, "b": 1}', True),
+        ({"required": ["b"], "$ref": "#/$defs/a", "$defs": {"a": A}}, '{"a": 1}', False),
+        ({"required": ["c"], "anyOf": [A, B]}, '{"a": 1, "c": 1}', True),
         # names and values that look like keywords
         ({"properties": {"properties": A}, "type": "object"}, '{"properties": {"a": 1}}', True),
         ({"properties": {"allOf": A}, "type": "object"}, '{"b": 1}', False),

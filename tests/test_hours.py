@@ -214,6 +214,13 @@ def test_passes_stay_within_what_helps(left: float, evaluations: int, epochs: fl
     assert (final.evaluations, final.epochs) == (evaluations, epochs)
 
 
+def test_no_time_is_kept_for_questions_that_are_not_asked() -> None:
+    plan, pace = first_plan(1.0, TRIAL, ANY, 0.0), Pace(1.0, 1.0, 60.0)
+    timed, untimed = (final_plan(plan, pace, 100_000, 125, most) for most in (8, 0))
+    assert timed.timing > untimed.timing == untimed.timed_questions == 0
+    assert untimed.epochs >= timed.epochs
+
+
 def test_a_resumed_run_keeps_its_plan_and_its_clock(tmp_path: Path) -> None:
     clock = Clock()
     schedule = Schedule(tmp_path, 2.0, clock)

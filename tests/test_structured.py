@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, TokenizerWrapper
-from mlx_lm.tool_parsers import json_tools, mistral
+from mlx_lm.tool_parsers import json_tools, mistral, qwen3_coder
 from tiny import CHAT_TEMPLATE, byte_tokenizer, random_drafter, random_model
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
@@ -541,6 +541,11 @@ def test_with_a_format_and_tools_the_answer_is_a_call_or_the_format() -> None:
         ({"response_format": {"type": "json_schema", "json_schema": {
             "strict": True, "schema": {"type": "array", "uniqueItems": True}}}},
          "response_format: a schema.*uniqueItems"),
+        ({"tools": [{"function": {"name": "f", "strict": True, "parameters": {"minimum": 1e999}}}]},
+         "tools.0.function.parameters: the JSON schema"),
+        ({"response_format": {"type": "json_schema",
+                              "json_schema": {"schema": {"minimum": 1e999}}}},
+         "response_format.json_schema.schema: the JSON schema"),
         ({"tools": [WEATHER], "tool_choice": "clock"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "clock"}}},
@@ -677,3 +682,44 @@ def test_a_schema_that_grammars_do_not_know_whole_still_leads_a_call() -> None:
     (delta,), _ = answered(model(), made, max_tokens=300)
     assert delta.tool_call is not None
     assert set(json.loads(delta.tool_call.arguments)["x"]) <= {1}
+
+
+def test_a_tool_that_is_not_strict_may_have_a_schema_that_cannot_be_used() -> None:
+    odd = {"type": "object", "properties": {}, "required": [{"x": 1}], "minimum": 1e999}
+    asked = [{"type": "function", "function": {"name": "f", "parameters": odd}}]
+    assert plan(model(), ASKED, tools=asked, tool_choice="required").constraint() is not None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"amount": 1e999}',
+        '{"amount": NaN}',
+        '{"amount": %s}' % ("9" * 5000),
+        '{"a": %s' % ("[" * 3000),
+    ],
+    ids=["infinite", "no number", "digits", "brackets"],
+)
+def test_arguments_that_json_cannot_hold_are_no_call(arguments: str) -> None:
+    call = f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
+    parser = OutputParser(THINKING_MARKUP, [WEATHER])
+    deltas = [*parser.feed(f"</think>{call}"), *parser.finish()]
+    assert not any(delta.tool_call for delta in deltas)
+    assert call in "".join(delta.content or "" for delta in deltas)
+
+
+def test_arguments_of_another_type_than_json_has_are_no_call() -> None:
+    """mlx-lm's parsers read Python's literals, too."""
+    markup = Markup(
+        tool_call_start=qwen3_coder.tool_call_start,
+        tool_call_end=qwen3_coder.tool_call_end,
+        tool_parser=qwen3_coder.parse_tool_call,
+    )
+    listed = {"type": "function", "function": {"name": "f", "parameters": {
+        "type": "object", "properties": {"a": {"type": "array"}}}}}  # fmt: skip
+    for value in ("{'x', 'y'}", "..."):
+        parser = OutputParser(markup, [listed])
+        parameter = f"<parameter=a>\n{value}\n</parameter>"
+        call = f"<tool_call>\n<function=f>\n{parameter}\n</function>\n</tool_call>"
+        deltas = [*parser.feed(call), *parser.finish()]
+        assert not any(delta.tool_call for delta in deltas)

@@ -80,6 +80,16 @@ def test_a_plain_step_is_submitted_before_the_one_before_is_read(events: list[st
     assert events == ["submit", "read"] * 5
 
 
+def test_an_answer_whose_last_token_is_known_submits_nothing_after_it(events: list[str]) -> None:
+    ahead, _ = both(Decoder(tiny(), None, PLAIN, GREEDY))
+    sequence, batch = Decoded([1, 2], 5), Batch(ahead, FixedShape(PLAIN))
+    row = sequence.join(batch, ahead)
+    row.ends_next = lambda: len(sequence.emitted) == 4
+    while batch.rows:
+        batch.advance()
+    assert events == ["submit"] + ["submit", "read"] * 4 + ["read"]
+
+
 def test_a_step_that_results_may_change_is_submitted_after_they_are_read(
     events: list[str],
 ) -> None:

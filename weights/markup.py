@@ -241,7 +241,7 @@ class OutputParser:
             parsed = self._markup.tool_parser(text, self._tools)
         except Exception:  # mlx-lm's parsers raise errors of any type on malformed text
             return []
-        found = []
+        found: list[tuple[str, str]] = []
         for call in parsed if isinstance(parsed, list) else [parsed]:
             name = call.get("name") if isinstance(call, dict) else None
             arguments = call.get("arguments", {}) if isinstance(call, dict) else None
@@ -249,7 +249,10 @@ class OutputParser:
                 arguments = _object(arguments)
             if name not in self._names or not isinstance(arguments, dict):
                 return []
-            found.append((str(name), to_json(arguments)))
+            try:
+                found.append((str(name), to_json(arguments)))
+            except (ValueError, TypeError, RecursionError):  # 1e999, or a set of Python's
+                return []
         return found
 
 
@@ -272,11 +275,13 @@ def _ends_in_string(call: str) -> bool:
         json.loads(call)
     except json.JSONDecodeError as error:
         return error.msg.startswith("Unterminated string") and not _is_no_json(call)
+    except (ValueError, RecursionError):  # too many digits, or too many brackets
+        return False
     return False
 
 
 def _object(text: str) -> object:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

@@ -54,8 +54,9 @@ class Change:
 
     @property
     def verdict(self) -> str:
-        if self.ratio.low == self.ratio.high != 1:  # neither has an interval: unknown scatter
-            return "one run each"
+        alone = [spread.low == spread.high for spread in (self.before, self.after)]
+        if any(alone) and self.ratio.median != 1:  # a side without an interval: unknown scatter
+            return "one run each" if all(alone) else "one run"
         return "within the spread" if self.ratio.low <= 1 <= self.ratio.high else "differs"
 
     def to_dict(self) -> dict[str, object]:

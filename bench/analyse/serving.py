@@ -66,7 +66,7 @@ def serving_rows(users: int, by_url: Sequence[tuple[str, Sequence[Answered]]]) -
 
 def _pace(answer: Answered) -> float:
     """Return tokens per second after the first token; of the whole if all came at once."""
-    if answer.ended > answer.first_token:
+    if answer.ended > answer.first_token and answer.tokens > 1:
         return (answer.tokens - 1) / (answer.ended - answer.first_token)
     return answer.tokens / max(answer.ended - answer.began, 1e-9)
 

@@ -128,7 +128,7 @@ class LinesFile(Generic[T]):
 
     def check(self, stored: Settings, settings: Settings, names: Iterable[str]) -> None:
         """Raise BadInputError unless the settings in `names` equal the stored ones of a line."""
-        for name in names:
+        for name in sorted(names):
             before, now = stored.get(name), settings[name]
             if before != now:
                 raise BadInputError(
@@ -167,10 +167,17 @@ class LinesFile(Generic[T]):
         self.lines.append((found, settings))
 
 
+_OF_A_DTYPE = {"arithmetic", "bits", "drafts"}
+"""Settings that differ between the dtypes of one run; a drafter's digest covers its own dtype."""
+
+
 def matching(file: LinesFile[Answer], dtype: str, settings: Settings) -> list[Answer]:
-    """Return a file's answers of one dtype; raises BadInputError if settings differ."""
+    """Return a file's answers of one dtype; raises BadInputError if settings differ.
+
+    Answers of other dtypes must share all settings that do not follow from the dtype.
+    """
     for answer, stored in file.lines:
-        shared = settings if answer.dtype == dtype else ("max_tokens", "seed", "ignore_eos")
+        shared = settings.keys() - (set() if answer.dtype == dtype else _OF_A_DTYPE)
         file.check(stored, settings, shared)
     return [answer for answer, _ in file.lines if answer.dtype == dtype]
 

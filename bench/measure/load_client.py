@@ -13,6 +13,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any
 from urllib.parse import urlsplit
 
 from redrafter_mlx.errors import BadInputError, ServerError
@@ -147,18 +148,29 @@ def ask(server: Server, question: str, max_tokens: int) -> Answered:
         "stream_options": {"include_usage": True},
     }
     for chunk in server.stream(body):
-        if chunk.get("usage"):
-            tokens = chunk["usage"]["completion_tokens"]  # type: ignore[index]
-        for choice in chunk.get("choices") or ():  # type: ignore[attr-defined]
-            delta = choice["delta"]
-            piece = next(filter(None, (delta.get(name) for name in _TEXTS)), "")
-            if piece and first is None:
-                first = time.perf_counter()
-            text += piece
+        try:
+            counted, piece = _read_chunk(chunk)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ServerError(
+                f"{server.url} streams otherwise than OpenAI's API: {error}"
+            ) from error
+        tokens = tokens if counted is None else counted
+        if piece and first is None:
+            first = time.perf_counter()
+        text += piece
     if not isinstance(tokens, int):
         raise ServerError(f"{server.url} does not count its tokens in `usage`")
     ended = time.perf_counter()
     return Answered(text, tokens, began, ended if first is None else first, ended)
+
+
+def _read_chunk(chunk: Mapping[str, Any]) -> tuple[object, str]:
+    """Return the number of tokens so far, None if it is not in the chunk, and the new text."""
+    text = ""
+    for choice in chunk.get("choices") or ():
+        delta = choice.get("delta") or {}
+        text += next(filter(None, (delta.get(name) for name in _TEXTS)), "")
+    return (chunk.get("usage") or {}).get("completion_tokens"), text
 
 
 def measure_load(server: Server, load: Load) -> list[Answered]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from redrafter_mlx.bench.analyse.grid import Cell, Grid
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.paths import check_writable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +26,9 @@ def check_plot(path: str | Path) -> None:
         raise BadInputError(f"--plot is {path}; its name must end in {', '.join(_SUFFIXES)}")
     if not path.parent.is_dir():
         raise BadInputError(f"--plot is {path}; there is no folder {path.parent}")
+    if path.is_dir():
+        raise BadInputError(f"--plot is {path}, which is a folder; give the name of a file")
+    check_writable(path.parent, "--plot")
     try:
         import matplotlib  # noqa: F401
     except ImportError:

@@ -158,7 +158,8 @@ def compare_table(
         for c in changes
     )  # fmt: skip
     columns = ("row", "figure", before, after, "ratio", "verdict")
-    note = "Brackets hold 95% intervals. One comparison in twenty differs by chance alone."
+    note = "Brackets hold 95% intervals, over questions too: between runs of the same questions, "
+    note += "differences that are smaller than those between questions do not show."
     if differing:
         note += f" What else differs: {'; '.join(differing)}."
     return TextTable(f"{after} over {before}", columns, cells, note)

@@ -80,9 +80,12 @@ def _answer_questions(options: BenchOptions, given: Set[str]) -> int:
     if options.report is not None:
         folder = write_report(options.report, result, profiles, _spelled(options, given))
         print(f"report in {folder}", file=sys.stderr)
-    if options.plot is not None:
+    maps = grids(result.rows)
+    if options.plot is not None and maps:
         m = result.machine
-        plot(grids(result.rows), options.plot, f"{m.chip} ({m.device}), mlx {m.mlx}")
+        plot(maps, options.plot, f"{m.chip} ({m.device}), mlx {m.mlx}")
+    elif options.plot is not None:
+        print(f"{options.plot} was not drawn: no shape has a speed", file=sys.stderr)
     return status
 
 

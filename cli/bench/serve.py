@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -76,13 +77,20 @@ def command(*, as_json: opt.Json = False, options: LoadOptions) -> None:
 
     servers, loads = options.servers(), options.loads()
     rows: list[ServingRow] = []
-    with progress_bars("asking the servers", describe_count) as progress:
-        for server in servers:
-            ask(server, "Say hello.", 2)  # loads the model, compiles kernels
-        for i, load in enumerate(loads):
-            answers = [(server.url, measure_load(server, load)) for server in servers]
-            rows += serving_rows(load.users, answers)
-            progress("loads", i + 1, len(loads))
+    try:
+        with progress_bars("asking the servers", describe_count) as progress:
+            for server in servers:
+                ask(server, "Say hello.", 2)  # loads the model, compiles kernels
+            for i, load in enumerate(loads):
+                answers = [(server.url, measure_load(server, load)) for server in servers]
+                rows += serving_rows(load.users, answers)
+                progress("loads", i + 1, len(loads))
+    finally:  # after Ctrl-C or an error, too
+        if rows:
+            _print(rows, as_json=as_json)
+
+
+def _print(rows: Sequence[ServingRow], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"rows": [asdict(row) for row in rows]}))
     else:

@@ -25,7 +25,7 @@ from redrafter_mlx.cli.terminal import INTERRUPTED
 from redrafter_mlx.distributed.collectives import seconds_of_exchange
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
-from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.errors import BadInputError, RedrafterError
 from redrafter_mlx.loading.drafter import NamedDrafter, parse_drafter
 from redrafter_mlx.loading.load import draft_with
 from redrafter_mlx.loading.target import LoadedTarget, load_target
@@ -53,9 +53,9 @@ Inspect = Callable[[Mapping[str | None, Redrafter], Sequence[Answer]], None]
 
 
 def run_session(options: BenchOptions, inspect: Inspect | None = None) -> Outcome:
-    """Measure all loadings in turn; after Ctrl-C the result covers the finished answers.
+    """Measure all loadings in turn; after Ctrl-C or an error the result covers what was finished.
 
-    Raises KeyboardInterrupt if no answer was finished.
+    Raises KeyboardInterrupt or the error if no answer was finished.
     """
     if launched_rank():
         load_drafters(options, options.loadings[0])  # never returns: only rank 0 writes the file
@@ -64,7 +64,7 @@ def run_session(options: BenchOptions, inspect: Inspect | None = None) -> Outcom
     models: list[LoadedModel] = []
     notes: list[str] = []
     answers: list[Answer] = []
-    interrupted = False
+    interrupted, failed = False, False
     try:
         for loading in options.loadings:
             drafters = load_drafters(options, loading)
@@ -77,18 +77,20 @@ def run_session(options: BenchOptions, inspect: Inspect | None = None) -> Outcom
                 inspect(drafters, answers[before:])
             notes += filter(None, [exchange_note(next(iter(drafters.values())))])
             del drafters  # two models at once may not fit
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RedrafterError) as end:
         if not answers:
             raise
-        interrupted = True
-        notes.append(interruption_note(options))
-        answers = of_whole_rounds(answers)
+        answers, failed = of_whole_rounds(answers), isinstance(end, RedrafterError)
+        interrupted = not failed
+        asked = len({(answer.dtype, answer.question_id) for answer in answers})
+        notes.append(f"ended by an error: {end}" if failed else interruption_note(options, asked))
     rows = summarise(answers)
     verdict = judge(rows, models)
     protocol = protocol_of(options, options.prompt_lengths[0])
     notes += [*verdict.notes, *filter(None, [began.note()])]
     result = Result(machine, tuple(models), protocol, tuple(rows), interrupted, tuple(notes))
-    return Outcome(result, INTERRUPTED if interrupted else int(verdict.failed), answers)
+    status = INTERRUPTED if interrupted else int(failed or verdict.failed)
+    return Outcome(result, status, answers)
 
 
 def protocol_of(options: BenchOptions, prompt_tokens: int | None) -> Protocol:
@@ -105,10 +107,14 @@ def drafter_notes(loading: Loading, drafters: Mapping[str | None, Redrafter]) ->
     return [f"{loading.label}: {r.drafter_note}" for r in drafters.values() if r.drafter_note]
 
 
-def interruption_note(options: BenchOptions) -> str:
-    """Return the note of a result that Ctrl-C has cut short."""
+def interruption_note(options: BenchOptions, asked: int | None = None) -> str:
+    """Return the note of a result that Ctrl-C has cut short, after `asked` questions."""
     on = f"; the same command resumes where {options.answers} ends" if options.answers else ""
-    return f"interrupted: the figures are of the questions that all methods have answered{on}"
+    whole = len(options.chosen) * len(options.loadings)
+    count = "" if asked is None else f"{asked} of {whole} " if whole > 1 else ""
+    return (
+        f"interrupted: the figures are of the {count}questions that all methods have answered{on}"
+    )
 
 
 def load_drafters(options: BenchOptions, loading: Loading) -> dict[str | None, Redrafter]:

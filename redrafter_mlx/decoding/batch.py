@@ -169,12 +169,15 @@ class Batch:
         """Whether the next step is the same whatever the unread results are.
 
         It is a plain step of a single row, unless the text's last tokens and a token that is still
-        unread may match an earlier n-gram. An end makes it useless, but not wrong.
+        unread may match an earlier n-gram. An end that nobody foresaw makes it useless, but not
+        wrong.
         """
         decoder, ((rows, state, _, unread), *_) = self._decoder, self._parts
         if not decoder.target.submits_ahead or decoder.remembers or len(rows) > 1 or unread > 1:
             return False
         index = rows[0].text_index
+        if rows[0].ends_next():
+            return False
         return state.drafts.rows[0] == RowDrafts(PLAIN) and not (index and index.may_match_next)
 
     def _submit_and_read(

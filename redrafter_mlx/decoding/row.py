@@ -25,6 +25,7 @@ class Row:
     committed:  number of tokens in the cache
     text_index: for prompt lookup; None without it
     constraint: which tokens may come next; `finished` advances it
+    ends_next:  whether it is known to end with the next token
     learns:     whether acceptance statistics may learn from it
     fresh:      whether its prompt's result is unread
     done:       whether it has ended, or is to be removed
@@ -34,6 +35,7 @@ class Row:
     committed: int
     text_index: TextIndex | None = None
     constraint: Constraint | None = None
+    ends_next: Callable[[], bool] = lambda: False
     learns: bool = True
     fresh: bool = True
     done: bool = False

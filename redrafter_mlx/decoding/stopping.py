@@ -86,6 +86,11 @@ class AnswerText:
             text += self._finish()
         return text
 
+    @property
+    def ends_next(self) -> bool:
+        """Whether the next token is the last one, whatever it is."""
+        return len(self.tokens) + 1 >= self._max_tokens
+
     def end_soon(self) -> None:
         """Let the next token be the last one."""
         self._max_tokens = len(self.tokens) + 1

@@ -174,10 +174,17 @@ def first_plan(hours: float, trial: Estimate, blocks: BlockSize, spent: float) -
     return Plan(hours, tokens, writing=spent + tokens * write, rows=rows, spent=spent)
 
 
-def final_plan(plan: Plan, pace: Pace, answer_tokens: int, steps_of_pass: float) -> Plan:
+def final_plan(
+    plan: Plan,
+    pace: Pace,
+    answer_tokens: int,
+    steps_of_pass: float,
+    most_questions: int = _QUESTIONS[1],
+) -> Plan:
     """Return the plan once the corpus is written: as many passes as the remaining time allows."""
     evaluations = _within(_EVALUATIONS, _EVALUATING * plan.seconds / pace.evaluation)
     questions = _within(_QUESTIONS, _TIMING * plan.seconds / pace.question)
+    questions = min(questions, most_questions)
     beside = evaluations * pace.evaluation + questions * pace.question
     of_pass = pace.step * steps_of_pass
     passes = (plan.seconds - plan.spent - beside) / of_pass
@@ -237,11 +244,17 @@ class Schedule:
         self.plan = first_plan(self._hours, trial, blocks, self.spent)
         return self.plan
 
-    def finalize(self, pace: Pace, answer_tokens: int, steps_of_pass: float) -> Plan:
-        """Plan the remaining time, once the corpus is written."""
+    def finalize(
+        self,
+        pace: Pace,
+        answer_tokens: int,
+        steps_of_pass: float,
+        most_questions: int = _QUESTIONS[1],
+    ) -> Plan:
+        """Plan the remaining time, once the corpus is written, for up to so many questions."""
         assert self.plan is not None
         now = replace(self.plan, spent=self.spent)
-        self.plan = final_plan(now, pace, answer_tokens, steps_of_pass)
+        self.plan = final_plan(now, pace, answer_tokens, steps_of_pass, most_questions)
         return self.plan
 
     def writing_is_over(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -101,7 +102,8 @@ class TrainingJob:
                 f"keep_start is {self.training.keep_start}, and there is no drafter to start from "
                 f"(--start-from)"
             )
-        if self.start_from is not None and self.start_from.resolve() == self.output.resolve():
+        places = [os.path.realpath(path) for path in (self.start_from, self.output) if path]
+        if len(places) > len(set(places)):
             raise BadInputError(
                 f"--start-from and --output are both {self.output}, and a run that is resumed "
                 f"needs what it started from; give another --output"

@@ -124,7 +124,7 @@ def _typed(name: str, value: object, hint: object) -> object:
     for kind in _alternatives(hint):
         if get_origin(kind) is tuple and isinstance(value, list):
             return tuple(_typed(name, held, get_args(kind)[0]) for held in value)
-        if kind is Path and isinstance(value, str):
+        if kind is Path and isinstance(value, str) and "\0" not in value:
             return Path(os.path.expanduser(value))
         if type(value) is kind or (kind is float and type(value) is int):
             return value

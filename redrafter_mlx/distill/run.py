@@ -205,7 +205,8 @@ class TrainingRun:
         question = answers * TIMED_TOKENS * plain_seconds(self.target)
         pace = Pace(step, evaluation, question)
         of_pass = trainer.steps / self.job.training.epochs
-        self._change(schedule.finalize(pace, self._written.answer_tokens, of_pass).of(self.job))
+        written, asked = self._written.answer_tokens, self.job.timed_questions
+        self._change(schedule.finalize(pace, written, of_pass, asked).of(self.job))
 
     def fit(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
         """Stage two: train, starting where an earlier session of this run stopped."""

@@ -165,6 +165,7 @@ class Scheduler:
             len(prompt),
             None if decoder.lookup is None else TextIndex(decoder.lookup, ()),
             answer.constraint,
+            lambda: answer.text.ends_next,
             learns=answer.constraint is None and not changes_logits(options),
         )
         others = min(self.running + len(self._waiting), self._options.max_batch - 1)
@@ -198,8 +199,10 @@ class Scheduler:
         """Take a step of every batch; return the answers that are over."""
         over = []
         batches = [batch for batch in self._batches.values() if batch.rows]
+        slots = 0
         for batch in batches:
-            if (slots := batch.growth) and not self._memory.can_grow(slots, self._prefixes):
+            slots += (growth := batch.growth)
+            if growth and not self._memory.can_grow(slots, self._prefixes):
                 self._end_longest()
         for batch in batches:
             for row in batch.rows:

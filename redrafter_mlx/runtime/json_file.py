@@ -10,8 +10,11 @@ from redrafter_mlx.errors import DamagedFileError
 
 
 def to_json(content: object, indent: int | None = None) -> str:
-    """Return JSON with text as it is; with escapes if half a surrogate pair cannot be encoded."""
-    text = json.dumps(content, indent=indent, ensure_ascii=False)
+    """Return JSON with text as it is; with escapes if half a surrogate pair cannot be encoded.
+
+    Raises ValueError for a number that is infinite or none, TypeError for what JSON cannot hold.
+    """
+    text = json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -25,6 +25,8 @@ _OF_VALUES = ("const", "default", "enum", "example", "examples")
 _OF_PARTS = ("$ref", "allOf", "anyOf", "dependentSchemas", "if", "oneOf")
 """Keywords that describe one object in several parts."""
 
+UNUSABLE = "the JSON schema cannot be used"
+
 _MOST_REFERENCES = 256
 """llguidance follows a chain of references on its stack, which is full after 750 on Linux."""
 
@@ -59,7 +61,7 @@ def json_term(schema: Mapping[str, object], *, lenient: bool = False) -> str:
                     one.setdefault("additionalProperties", False)
         text = json.dumps({**copied, "x-guidance": options})
     except (ValueError, TypeError, RecursionError) as error:
-        raise BadInputError(f"the JSON schema cannot be used: {error}") from error
+        raise BadInputError(f"{UNUSABLE}: {error}") from error
     return f"%json {text}"
 
 
@@ -68,7 +70,9 @@ def _names_its_properties(schema: Json) -> bool:
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, dict):
         return False
-    return not isinstance(required, list) or all(name in properties for name in required)
+    return not isinstance(required, list) or all(
+        isinstance(name, str) and name in properties for name in required
+    )
 
 
 def fault_of(term: str) -> str | None:
@@ -128,4 +132,5 @@ def _has_parts(schema: Json) -> bool:
     parts = schema.get("allOf")
     if isinstance(parts, list) and len(parts) > 1:
         return True
-    return "properties" in schema and not schema.keys().isdisjoint(_OF_PARTS)
+    own = not schema.keys().isdisjoint(("properties", "required"))
+    return own and not schema.keys().isdisjoint(_OF_PARTS)

@@ -129,9 +129,8 @@ def read_format(given: Mapping[str, object] | None) -> str | None:
         return None
     if kind == "json_object":
         schema = given.get("schema") if given else None  # llama-server's form
-        return json_term(
-            schema if isinstance(schema, Mapping) else {"type": "object"}, lenient=True
-        )
+        usable = schema if isinstance(schema, Mapping) else {"type": "object"}
+        return _term(usable, "response_format.schema", lenient=True)
     if kind != "json_schema":
         raise BadInputError(
             f"response_format.type: {kind!r:.40}; choose text, json_object or json_schema"
@@ -141,7 +140,16 @@ def read_format(given: Mapping[str, object] | None) -> str | None:
     schema = named.get("schema") if isinstance(named, Mapping) else None
     if not isinstance(named, Mapping) or not isinstance(schema, Mapping):
         raise BadInputError("response_format.json_schema.schema: missing; give a JSON schema")
-    return json_term(schema, lenient=named.get("strict") is not True)
+    lenient = named.get("strict") is not True
+    return _term(schema, "response_format.json_schema.schema", lenient=lenient)
+
+
+def _term(schema: Mapping[str, object], path: str, *, lenient: bool) -> str:
+    """Return a schema's Lark term; an error names its `path` in the request."""
+    try:
+        return json_term(schema, lenient=lenient)
+    except BadInputError as error:
+        raise BadInputError(f"{path}: {error}") from error
 
 
 def shows_tools(tokenizer: TokenizerWrapper) -> bool:

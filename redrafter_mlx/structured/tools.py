@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.structured.json_schema import fault_of, json_term
+from redrafter_mlx.structured.json_schema import UNUSABLE, fault_of, json_term
 
 _NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
@@ -46,10 +46,13 @@ class Tool:
 
         Raises BadInputError if it is strict and its schema cannot be used.
         """
-        term = json_term(self.schema, lenient=not self.strict)
-        fault = fault_of(term)
+        try:
+            term = json_term(self.schema, lenient=not self.strict)
+            fault = fault_of(term)
+        except BadInputError as error:
+            term, fault = "", str(error).removeprefix(f"{UNUSABLE}: ")
         if fault is not None and self.strict:
-            raise BadInputError(f"{self.path}.parameters: the schema cannot be used: {fault}")
+            raise BadInputError(f"{self.path}.parameters: {UNUSABLE}: {fault}")
         return term if fault is None else json_term({"type": "object"})
 
 
