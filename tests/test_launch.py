@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +25,7 @@ from tiny import byte_tokenizer, random_model, tiny_source
 
 from redrafter_mlx.autotune.profiler import setup_of
 from redrafter_mlx.cli import main
-from redrafter_mlx.distributed import follower
+from redrafter_mlx.distributed import follower, watch
 from redrafter_mlx.distributed.facts import facts_of
 from redrafter_mlx.distributed.group import Ranks, _leader_addresses, join_ranks
 from redrafter_mlx.distributed.sharding import shard
@@ -81,6 +83,33 @@ def test_a_rank_that_differs_is_refused_on_all_ranks(fact: str) -> None:
     assert f"rank 2 has another {fact}" in refused[0]
     leader.close()
     assert ended.of(2) == [0, 0]
+
+
+def test_a_stranger_who_writes_slowly_keeps_no_rank_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "_INTRODUCTION_SECONDS", 0.5)
+    listener, ended = Listener(), Endings()
+    stranger = socket.create_connection(("localhost", listener.port))
+    quiet = threading.Event()
+
+    def drip() -> None:
+        with contextlib.suppress(OSError):
+            while not quiet.wait(0.1):
+                stranger.sendall(b" ")
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    time.sleep(0.2)  # it is first in the queue
+    joining = threading.Thread(
+        target=lambda: FollowerConnection(HERE, listener.port, listener.token, 1, ended)
+    )
+    joining.start()
+    began = time.monotonic()
+    leader = listener.admit(1, ended)
+    assert time.monotonic() - began < 10
+    quiet.set()
+    for thread in (dripping, joining):
+        thread.join(PATIENCE)
+    leader.close()
 
 
 def test_the_rank_with_the_least_free_memory_sets_the_limit() -> None:

@@ -723,3 +723,15 @@ def test_arguments_of_another_type_than_json_has_are_no_call() -> None:
         call = f"<tool_call>\n<function=f>\n{parameter}\n</function>\n</tool_call>"
         deltas = [*parser.feed(call), *parser.finish()]
         assert not any(delta.tool_call for delta in deltas)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_strict_tools_calls_are_json_where_the_models_own_form_has_no_grammar(
+    strict: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Markup("<think>", "</think>", "<tool_call>", "</tool_call>", qwen3_coder.parse_tool_call)
+    monkeypatch.setattr("redrafter_mlx.structured.plan.markup_of", lambda *_: own)
+    asked = {"type": "function", "function": {**CLOCK["function"], "strict": strict}}
+    made = plan(model(), ASKED, tools=[asked])
+    assert (made.markup.tool_parser is JSON_CALLS.tool_parser) == strict
+    assert (made.constraint() is not None) == strict

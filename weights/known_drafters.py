@@ -136,14 +136,14 @@ KNOWN_DRAFTERS: dict[str, tuple[KnownDrafter, ...]] = {
 
 _CONVERSION = re.compile(
     r"(-((mixed-(\d-)*)?\d-?bits?|gs\d+|mxfp\d|nvfp\d|q\d(_\w+)?|bf16|fp16|f16|f32"
-    r"|mlx|dwq|awq|gptq|hf|\d{6,}))+$"
+    r"|mlx|dwq|awq|gptq|hf|unsloth|bnb|fp8|gguf|ud|\d{6,}))+$"
 )
 """Words that publishers of conversions append to a model's name; `mixed` has several sizes."""
 
 _SNAPSHOT = re.compile(r"models--.+?--([^/]+)/snapshots/[^/]+$")
 """End of the path of a repository's files in the Hub's cache."""
 
-_GGUF = re.compile(r"([-.](q\d\w*|bf16|f16|f32))?\.gguf$")
+_GGUF = re.compile(r"([-.](i?q\d\w*|bf16|f16|f32))?\.gguf$")
 """End of a GGUF file's name: the type of most of its weights, and the suffix."""
 
 

@@ -6,12 +6,14 @@ when that closes, the thread names the lost rank and ends its own process.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TextIO
@@ -19,6 +21,9 @@ from typing import TextIO
 from redrafter_mlx.errors import MismatchError, RankError
 
 _CONNECT_SECONDS = 30.0
+
+_INTRODUCTION_SECONDS = 5.0
+"""Seconds in which a newcomer must have sent its token and rank."""
 
 _MOST_CHARACTERS = 1 << 20
 """Maximum length of a message."""
@@ -46,13 +51,17 @@ class Listener:
     def admit(self, others: int, leave: Leave = os._exit) -> LeaderConnections:
         """Wait until `others` ranks have connected. Raises RankError if one does not."""
         lines: dict[int, _Line] = {}
-        self._listening.settimeout(_CONNECT_SECONDS)
+        deadline = time.monotonic() + _CONNECT_SECONDS
         try:
             while len(lines) < others:
+                self._listening.settimeout(max(deadline - time.monotonic(), 0.01))
                 connection, _ = self._listening.accept()
-                connection.settimeout(_CONNECT_SECONDS)
+                connection.settimeout(_INTRODUCTION_SECONDS)
                 line = _Line(connection)
+                hurry = threading.Timer(_INTRODUCTION_SECONDS, _hang_up, [connection])
+                hurry.start()
                 rank = self._rank_of(line)
+                hurry.cancel()
                 if rank is None:
                     connection.close()
                 else:
@@ -204,6 +213,12 @@ def _connect(hosts: Sequence[str], port: int, rank: int) -> socket.socket:
         f"rank {rank} cannot reach rank 0 at {', '.join(reasons)}; connect both machines to one "
         f"network that no firewall blocks"
     )
+
+
+def _hang_up(connection: socket.socket) -> None:
+    """End a connection that another thread reads."""
+    with contextlib.suppress(OSError):  # it is closed
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _keep_alive(connection: socket.socket) -> None:

@@ -64,8 +64,9 @@ def plan_output(
 ) -> OutputPlan:
     """Plan the answers to a chat request; the parameters are OpenAI's.
 
-    Calls have the form of the model's own template, if it defines one. A required call, or one that
-    a grammar must distinguish from a JSON answer, is always a single call as JSON between tags.
+    Calls have the form of the model's own template, if it defines one. A required call, one of a
+    strict tool in a form that has no grammar, or one that a grammar must distinguish from a JSON
+    answer, is always a single call as JSON between tags.
     Otherwise `parallel_tool_calls` allows several calls; false is enforced only for JSON between
     tags.
 
@@ -82,6 +83,8 @@ def plan_output(
     markup = markup_of(model.tokenizer, prompt)
     usable = tuple(tool for tool in shown if choice.name in (None, tool.name))
     own_form = shows_tools(model.tokenizer) and choice.mode == "auto" and json_answer is None
+    if markup.tool_parser is not JSON_CALLS.tool_parser:
+        own_form = own_form and not any(tool.strict for tool in usable)
     if not usable:
         markup = replace(markup, tool_parser=None)
     elif not own_form:
