@@ -80,12 +80,12 @@ def _answer_questions(options: BenchOptions, given: Set[str]) -> int:
     if options.report is not None:
         folder = write_report(options.report, result, profiles, _spelled(options, given))
         print(f"report in {folder}", file=sys.stderr)
-    maps = grids(result.rows)
-    if options.plot is not None and maps:
-        m = result.machine
-        plot(maps, options.plot, f"{m.chip} ({m.device}), mlx {m.mlx}")
-    elif options.plot is not None:
-        print(f"{options.plot} was not drawn: no shape has a speed", file=sys.stderr)
+    if options.plot is not None:
+        if maps := grids(result.rows):
+            m = result.machine
+            plot(maps, options.plot, f"{m.chip} ({m.device}), mlx {m.mlx}")
+        else:
+            print(f"{options.plot} was not drawn: no shape has a speed", file=sys.stderr)
     return status
 
 

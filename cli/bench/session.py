@@ -64,7 +64,7 @@ def run_session(options: BenchOptions, inspect: Inspect | None = None) -> Outcom
     models: list[LoadedModel] = []
     notes: list[str] = []
     answers: list[Answer] = []
-    interrupted, failed = False, False
+    status = 0
     try:
         for loading in options.loadings:
             drafters = load_drafters(options, loading)
@@ -80,17 +80,19 @@ def run_session(options: BenchOptions, inspect: Inspect | None = None) -> Outcom
     except (KeyboardInterrupt, RedrafterError) as end:
         if not answers:
             raise
-        answers, failed = of_whole_rounds(answers), isinstance(end, RedrafterError)
-        interrupted = not failed
+        answers = of_whole_rounds(answers)
         asked = len({(answer.dtype, answer.question_id) for answer in answers})
-        notes.append(f"ended by an error: {end}" if failed else interruption_note(options, asked))
+        status, note = INTERRUPTED, interruption_note(options, asked)
+        if isinstance(end, RedrafterError):
+            status, note = 1, f"ended by an error: {end}"
+        notes.append(note)
     rows = summarise(answers)
     verdict = judge(rows, models)
     protocol = protocol_of(options, options.prompt_lengths[0])
     notes += [*verdict.notes, *filter(None, [began.note()])]
+    interrupted = status == INTERRUPTED
     result = Result(machine, tuple(models), protocol, tuple(rows), interrupted, tuple(notes))
-    status = INTERRUPTED if interrupted else int(failed or verdict.failed)
-    return Outcome(result, status, answers)
+    return Outcome(result, status or int(verdict.failed), answers)
 
 
 def protocol_of(options: BenchOptions, prompt_tokens: int | None) -> Protocol:
@@ -112,9 +114,8 @@ def interruption_note(options: BenchOptions, asked: int | None = None) -> str:
     on = f"; the same command resumes where {options.answers} ends" if options.answers else ""
     whole = len(options.chosen) * len(options.loadings)
     count = "" if asked is None else f"{asked} of {whole} " if whole > 1 else ""
-    return (
-        f"interrupted: the figures are of the {count}questions that all methods have answered{on}"
-    )
+    questions = f"{count}questions that all methods have answered"
+    return f"interrupted: the figures are of the {questions}{on}"
 
 
 def load_drafters(options: BenchOptions, loading: Loading) -> dict[str | None, Redrafter]:

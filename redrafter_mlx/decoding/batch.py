@@ -175,10 +175,10 @@ class Batch:
         decoder, ((rows, state, _, unread), *_) = self._decoder, self._parts
         if not decoder.target.submits_ahead or decoder.remembers or len(rows) > 1 or unread > 1:
             return False
-        index = rows[0].text_index
-        if rows[0].ends_next():
+        (row,), index = rows, rows[0].text_index
+        if row.ends_next() or (index is not None and index.may_match_next):
             return False
-        return state.drafts.rows[0] == RowDrafts(PLAIN) and not (index and index.may_match_next)
+        return state.drafts.rows[0] == RowDrafts(PLAIN)
 
     def _submit_and_read(
         self, following: _Next

@@ -49,11 +49,13 @@ class Tool:
         try:
             term = json_term(self.schema, lenient=not self.strict)
             fault = fault_of(term)
+            if fault is not None:
+                raise BadInputError(f"{UNUSABLE}: {fault}")
         except BadInputError as error:
-            term, fault = "", str(error).removeprefix(f"{UNUSABLE}: ")
-        if fault is not None and self.strict:
-            raise BadInputError(f"{self.path}.parameters: {UNUSABLE}: {fault}")
-        return term if fault is None else json_term({"type": "object"})
+            if self.strict:
+                raise BadInputError(f"{self.path}.parameters: {error}") from error
+            return json_term({"type": "object"})
+        return term
 
 
 @dataclass(frozen=True)
