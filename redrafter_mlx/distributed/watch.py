@@ -56,7 +56,6 @@ class Listener:
             while len(lines) < others:
                 self._listening.settimeout(max(deadline - time.monotonic(), 0.01))
                 connection, _ = self._listening.accept()
-                connection.settimeout(_INTRODUCTION_SECONDS)
                 line = _Line(connection)
                 hurry = threading.Timer(_INTRODUCTION_SECONDS, _hang_up, [connection])
                 hurry.start()
@@ -71,8 +70,6 @@ class Listener:
             raise RankError(f"rank {missing[0]} did not connect to rank 0") from error
         finally:
             self._listening.close()
-        for line in lines.values():
-            line.wait_for_ever()
         return LeaderConnections(lines, leave)
 
     def _rank_of(self, line: _Line) -> int | None:
@@ -179,9 +176,6 @@ class _Line:
         _keep_alive(connection)
         self._connection = connection
         self._file: TextIO = connection.makefile("r", encoding="utf-8")
-
-    def wait_for_ever(self) -> None:
-        self._connection.settimeout(None)
 
     def write(self, message: Facts) -> None:
         """Send a line; if the other end is gone, the thread that reads will notice."""
