@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import chain
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -65,6 +65,21 @@ def test_batched_answers_equal_plain_decoding(name: str) -> None:
         plain = plain_tokens(model, prompt, 30)
         assert until_loop(got.answer.tolist()) == until_loop(plain)
         assert got.prompt == prompt
+
+
+def test_attention_has_few_extents_while_answers_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    extents: list[int] = []
+
+    class Recorded(generation._EvenCache):
+        def make_mask(self, *args: Any, **kwargs: Any) -> mx.array:
+            mask = super().make_mask(*args, **kwargs)
+            extents.append(mask.shape[-1])
+            return mask
+
+    monkeypatch.setattr(generation, "_EvenCache", Recorded)
+    write_answers(Target(random_model()), PROMPTS, eos=[], max_tokens=70, stop_at_loops=False)
+    assert len(extents) == 71
+    assert len(set(extents)) == 3
 
 
 def test_stored_states_choose_the_answer() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -32,8 +33,8 @@ _MOST_CACHED = 2_000_000_000
 """Bytes of unused memory that MLX may keep: attention needs larger arrays at each token, and on a
 GPU those of all sizes together would fill it."""
 
-_CACHE_STEP = 256
-"""Number of cache slots by which mlx-lm's batched cache grows."""
+_CACHE_STEP = 32
+"""Number of cache slots by which a batch's cache grows."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,35 @@ def write_turns(
     return grouped
 
 
+class _EvenCache(BatchKVCache):  # type: ignore[misc]
+    """mlx-lm's batched cache, of which attention reads all slots, those not written yet masked out.
+
+    So attention has the same extent for `step` tokens. A GPU's library plans anew for each extent,
+    which took longer than the call.
+    """
+
+    step = _CACHE_STEP
+    keys: Any
+    values: Any
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write the next slots, [B, K, N, D] each, and return all slots."""
+        n = self._idx
+        if self.keys is not None and n + keys.shape[2] > self.keys.shape[2]:
+            self.keys, self.values = self.keys[..., :n, :], self.values[..., :n, :]
+        super().update_and_fetch(keys, values)
+        return self.keys, self.values
+
+    def make_mask(self, N: int, return_array: bool = False, **kwargs: Any) -> mx.array:
+        """Return the mask [B, 1, N, slots] for the next N slots."""
+        mask = super().make_mask(N, return_array, **kwargs)
+        slots = 0 if self.keys is None else self.keys.shape[2]
+        if self._idx + N > slots:
+            slots = self._idx + -(-N // self.step) * self.step
+        unwritten = slots - mask.shape[-1]
+        return mx.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, unwritten)])
+
+
 @dataclass
 class _Row:
     """What is written after a prompt: tokens drawn at random, then greedy ones up to a limit.
@@ -208,7 +238,7 @@ class _Batch:
         width = max(len(prompts[i]) for i in own)
         padding = [width - len(prompts[i]) for i in own]
         many = target.row_masks  # one row has no padding, so it needs no mask of its own
-        self.cache = [BatchKVCache(padding) if many else KVCache() for _ in range(target.n_layers)]
+        self.cache = [_EvenCache(padding) if many else KVCache() for _ in range(target.n_layers)]
         padded = mx.array([[0] * n + prompts[i] for n, i in zip(padding, own, strict=True)])
         columns = max(1, _PREFILL_TOKENS // len(own))
         seen = []
