@@ -172,6 +172,19 @@ THINKING_MARKUP = Markup("<think>", "</think>").with_calls_of(JSON_CALLS)
         ("<think>on and on", [("reasoning", "on and on")]),
         ("Use <think> and </think>, I think", [("text", "Use <think> and </think>, I think")]),
         (
+            f"<think>\nhm {CALL} so\n</think>\n\nYes",
+            [
+                ("reasoning", "hm "),
+                ("clock", '{"zone": "UT"}'),
+                ("reasoning", "so\n"),
+                ("text", "Yes"),
+            ],
+        ),
+        (
+            f"a <think> b {CALL} c",
+            [("text", "a <think> b "), ("clock", '{"zone": "UT"}'), ("text", "c")],
+        ),
+        (
             f"<think>a</think> b <think> c{CALL}",
             [("reasoning", "a"), ("text", "b <think> c"), ("clock", '{"zone": "UT"}')],
         ),

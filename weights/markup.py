@@ -203,9 +203,15 @@ class OutputParser:
         return self._markup.think_end or "" if ended and state == "normal" else ""
 
     def _end_of_call(self, state: str) -> list[Delta]:
-        """Return what the mark ends, which leads to `state` unless it is part of a call's text."""
+        """Return what the mark ends, which leads to `state` unless it is part of a call's text.
+
+        Reasoning goes on after a call in it: its own mark ends it.
+        """
         end = self._markup.tool_call_end
         if calls := self._calls_in(self._call):
+            if self._before_call == "reasoning" and not self._quotes:
+                state = self._before_call
+                self._machine = self._marks.make_state(state)
             self._call, self._state = "", state
             self._trim, self._quotes = True, False
             return calls

@@ -136,7 +136,7 @@ def _setup(result: Mapping[str, object]) -> dict[str, object]:
 
 
 def _identity(row: SavedRow) -> tuple[object, ...]:
-    return tuple(row.get(name) for name in _IDENTITY)
+    return tuple(str(row.get(name)) for name in _IDENTITY)
 
 
 def _spread(value: object) -> Spread | None:
