@@ -9,7 +9,7 @@ import typer
 
 from redrafter_mlx.cli.options import Flag, with_options
 from redrafter_mlx.config import check_choice
-from redrafter_mlx.errors import ModelNotFoundError
+from redrafter_mlx.errors import BadInputError, ModelNotFoundError
 
 
 @with_options
@@ -33,6 +33,8 @@ def command(
     if not Path(folder).is_dir():
         raise ModelNotFoundError(f"no drafter at {folder}; give a drafter's folder")
     source = Path(folder).resolve()
+    if output == "":
+        raise BadInputError("--output is empty; give a folder, or leave it out")
     written = Path(output) if output else source.with_name(f"{source.name}-{form}")
     export_drafter(source, written, cast(ExportFormat, form))
     print(written)

@@ -16,7 +16,12 @@ from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.options import Flag
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.terminal import console, sanitise
-from redrafter_mlx.errors import BadInputError, RedrafterError, UnsupportedModelError
+from redrafter_mlx.errors import (
+    BadInputError,
+    ModelNotFoundError,
+    RedrafterError,
+    UnsupportedModelError,
+)
 from redrafter_mlx.runtime.paths import human_size
 
 if TYPE_CHECKING:
@@ -86,12 +91,18 @@ def drafters(name: Name, as_json: opt.Json = False) -> None:
     with progress_bars(f"looking for drafters of {name}") as progress:
         from redrafter_mlx.drafting.installed import list_drafters
 
-        listed = list_drafters(name, progress)
+        try:
+            listed, missing = list_drafters(name, progress), None
+        except ModelNotFoundError as error:  # or a drafter in files of other names
+            listed, missing = [], error
         itself = {} if listed else _drafter_facts(name)
     if itself:
-        target = itself["target"] or "its target"
-        raise BadInputError(f"{name} is a drafter itself; its target's drafters are listed by "
-                            f"`redrafter-mlx drafters {target}`")  # fmt: skip
+        target = itself["target"]
+        ask = "name its target instead" if not target else (
+            f"its target's drafters are listed by `redrafter-mlx drafters {target}`")  # fmt: skip
+        raise BadInputError(f"{name} is a drafter itself; {ask}")
+    if missing is not None:
+        raise missing
     if as_json:
         rows = [{**asdict(one), "path": one.path and str(one.path)} for one in listed]
         print(json.dumps({"model": name, "drafters": rows}))

@@ -81,7 +81,8 @@ def command(
 
     costs = tuning.costs
     ways = ways_to_draft(loaded, costs, _CONTEXT)
-    kept = str(tuning.setup.path) if tuning.setup.path.exists() else None
+    kept = str(tuning.setup.path) if tuning.kept else None
+    why = "cannot be written" if tuning.stores else "is not for drafters of your own code"
     if as_json:
         best = _best(expected)
         tokens, rate = expected[best]
@@ -106,7 +107,7 @@ def command(
             describe_choice(expected),
             "",
             describe_advice(ways, training_estimate(loaded, costs)),
-            f"kept in {kept}" if kept else f"not kept: {tuning.setup.path} cannot be written",
+            f"kept in {kept}" if kept else f"not kept: {tuning.setup.path} {why}",
         ]
         print("\n".join(lines), flush=True)
     if plot is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -118,7 +119,11 @@ def test_rope_scaling_counts_where_it_goes_beyond_the_config(
     assert context_length(config) == length
 
 
-def test_an_infinite_rope_scaling_is_damage() -> None:
-    scaling = {"type": "linear", "factor": float("inf")}
-    with pytest.raises(DamagedFileError, match="inf"):
-        context_length({"max_position_embeddings": 8, "rope_scaling": scaling})
+@pytest.mark.parametrize(
+    "factor", [math.inf, math.nan, 1e308, 10**400], ids=["inf", "nan", "float", "int"]
+)
+def test_a_rope_scaling_without_end_is_damage(factor: float) -> None:
+    scaling = {"type": "linear", "factor": factor}
+    with pytest.raises(DamagedFileError, match="a rope scaling with") as caught:
+        context_length({"max_position_embeddings": 8192, "rope_scaling": scaling})
+    assert len(str(caught.value)) < 100

@@ -22,7 +22,7 @@ from redrafter_mlx.drafting.published.mlp_speculator import (
     SpeculatorNetwork,
     save_speculator,
 )
-from redrafter_mlx.errors import BadInputError, RedrafterError
+from redrafter_mlx.errors import BadInputError, DamagedFileError, RedrafterError
 from redrafter_mlx.target.model import Target
 
 HEADS = 3
@@ -90,6 +90,25 @@ def test_trtllm_refuses_each_extension_by_name(
     with pytest.raises(RedrafterError, match=named):
         export_drafter(given, tmp_path / "out", "trtllm")
     assert not (tmp_path / "out").exists()
+
+
+def test_what_float16_cannot_hold_is_not_written(tmp_path: Path) -> None:
+    given = recurrent(tmp_path / "given")
+    tensors, _ = read(given)
+    name = next(iter(tensors))
+    changed = {**tensors, name: mx.full(tensors[name].shape, 1e6)}
+    mx.save_safetensors(str(given / "model.safetensors"), changed)
+    with pytest.raises(DamagedFileError, match="not finite in float16"):
+        export_drafter(given, tmp_path / "out", "trtllm")
+    assert not (tmp_path / "out").exists()
+
+
+def test_trtllm_gets_no_tensors_but_those_of_the_configuration(tmp_path: Path) -> None:
+    given = recurrent(tmp_path / "given")
+    tensors, _ = read(given)
+    mx.save_safetensors(str(given / "model.safetensors"), dict([*tensors.items()][1:]))
+    with pytest.raises(DamagedFileError, match="lacks tensor"):
+        export_drafter(given, tmp_path / "out", "trtllm")
 
 
 def test_medusa_heads_get_the_authors_names(tmp_path: Path) -> None:

@@ -88,6 +88,8 @@ def test_the_file_does_not_grow_with_the_steps(cache: Path) -> None:
         lambda r: r["by_shape"][0].__setitem__(0, float("nan")),
         lambda r: r["by_shape"][0].__setitem__(0, -1.0),
         lambda r: r["by_shape"][0].__setitem__(0, "many"),
+        lambda r: r["by_depth"][1][0].__setitem__(0, 0.0),
+        lambda r: r["by_depth"][0][0].__setitem__(0, 1e300),
         lambda r: r["shapes"].append([0, 2, 2]),
         lambda r: r["shapes"].append([1, 2]),
         lambda r: r.pop("copies"),

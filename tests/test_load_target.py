@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -193,6 +194,32 @@ def test_quantised_folder_is_written_out_exactly_on_a_cpu(
     layer = kept.model.layers[0].mlp.up_proj
     want = mx.dequantize(layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits)
     np.testing.assert_array_equal(dense.model.layers[0].mlp.up_proj.weight, want)
+
+
+def test_weights_that_were_edited_in_place_are_quantised_anew(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first row of a tensor, of which the fingerprint's samples see nothing."""
+    monkeypatch.setattr(quantised_cache, "_WORTH_KEEPING", 0)
+    load_target(folder, quantize=4)
+    path = folder / "model.safetensors"
+    weights = mx.load(str(path))
+    assert isinstance(weights, dict)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    weights[name] = mx.concatenate([mx.full(weights[name][:1].shape, 9.0), weights[name][1:]])
+    mx.save_safetensors(str(path), weights, {"format": "mlx"})
+    layer = load_target(folder, quantize=4).model.model.layers[0].self_attn.q_proj
+    row = mx.dequantize(layer.weight[:1], layer.scales[:1], layer.biases[:1], 64, 4)
+    assert mx.allclose(row, mx.full(row.shape, 9.0))
+
+
+def test_a_tensor_in_two_files_is_damage(folder: Path) -> None:
+    """Shards of an earlier model beside a newer one: mlx-lm would take some of each."""
+    shutil.copy(folder / "model.safetensors", folder / "model-00001-of-00002.safetensors")
+    with pytest.raises(
+        DamagedFileError, match=r"which model-00001-of-00002\.safetensors holds too"
+    ):
+        load_target(folder)
 
 
 def test_quantised_folder_is_not_quantised_otherwise(tmp_path: Path, tokenizer_json: Path) -> None:

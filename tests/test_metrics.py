@@ -169,6 +169,9 @@ def test_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
         b"[1, 2]",
         b'{"event": "other", "step": 1}',
         b'{"event": "step", "step": 1}',
+        b'{"event": "step", "step": 1, "seconds": null}',
+        b'{"event": "step", "step": 1, "seconds": NaN}',
+        b'{"event": "step", "step": "one", "seconds": 1.0}',
     ],
 )
 def test_log_that_is_not_ours_is_refused_by_line_and_kept(tmp_path: Path, line: bytes) -> None:

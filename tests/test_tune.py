@@ -462,6 +462,20 @@ def test_a_busy_machine_is_measured_until_its_shortest_times_settle(
     assert len(quick._times(lambda _: None, budget=len(quick.cases()) * 0.4)["call", 5, 128]) == 2
 
 
+def test_drafting_is_timed_for_the_lengths_that_are_drafted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A time kept for more levels than a drafter has would make its longest shapes too cheap."""
+    machine = profile(widest=1)
+    drafter = machine._drafter
+    assert drafter is not None
+    monkeypatch.setattr(type(drafter), "max_length", 6)
+    machine.batch = 4
+    assert {n for kind, _, n in machine.cases() if kind == "draft"} == {2, 4, 6}
+    monkeypatch.setattr(type(drafter), "max_length", 3)
+    assert {n for kind, _, n in machine.cases() if kind == "draft"} == {2, 3}
+
+
 def test_what_was_measured_together_is_not_measured_again_after_answers() -> None:
     machine = profile(widest=1)
     machine.batch = 4

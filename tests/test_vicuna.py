@@ -8,6 +8,7 @@ import io
 import json
 import random
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -310,6 +311,14 @@ def test_other_merges_of_one_score_are_refused(tied: dict[str, float]) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_vocabulary_may_have_no_token_of_begin_or_end() -> None:
+    pieces = scored_pieces(dict.fromkeys("abc", 0.0))
+    tokenizer = spm_tokenizer(replace(pieces, bos=-1, eos=-1))
+    assert (tokenizer.bos_token, tokenizer.eos_token) == (None, None)
+    assert tokenizer.eos_token_ids == set()
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("ab")) == ["a", "b"]
+
+
 def test_equal_scores_of_pieces_that_no_merge_makes_are_allowed() -> None:
     """Single characters, and pieces whose parts are not in the vocabulary."""
     scores = {**dict.fromkeys("abc", 0.0), "ab": -1.0, "xyz": -1.0, "zyx": -1.0}
@@ -328,3 +337,18 @@ def test_vicunas_own_vocabulary_gives_sentencepieces_tokens() -> None:
     for text in [*HARD_STRINGS, *("x" + " " * n + "y" for n in range(80))]:
         got = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         assert got == processor.encode(text), text
+
+
+def test_pieces_that_a_maker_defined_are_left_to_transformers(tmp_path: Path) -> None:
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(HARD_STRINGS * 3), model_writer=written, vocab_size=400,
+        model_type="bpe", byte_fallback=True, normalization_rule_name="identity",
+        remove_extra_whitespaces=False, hard_vocab_limit=False, minloglevel=2,
+        user_defined_symbols=["<|x|>"],
+    )  # fmt: skip
+    write_folder(tmp_path, llama_model(400))
+    (tmp_path / "tokenizer.model").write_bytes(written.getvalue())
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    tokenizer = load_target(tmp_path).tokenizer
+    assert len(tokenizer.encode("<|x|>", add_special_tokens=False)) <= 2

@@ -31,7 +31,7 @@ from redrafter_mlx.weights.files.folder import (
     read_headers,
 )
 from redrafter_mlx.weights.raw_model import RawModel, context_length, top_level_rope
-from redrafter_mlx.weights.spm import Pieces, read_pieces, spm_tokenizer
+from redrafter_mlx.weights.spm import USER_DEFINED, Pieces, read_pieces, spm_tokenizer
 
 _HEADS = "medusa_head."
 
@@ -137,8 +137,9 @@ def _chat_template(folder: Path, settings: dict[str, object]) -> str | None:
 def _llama_pieces(folder: Path, settings: dict[str, object]) -> Pieces | None:
     """Return the vocabulary of a LLaMA tokenizer that exists only as tokenizer.model; else None.
 
-    transformers handles tokenizers with tokens added to the vocabulary, and those with
-    `legacy: false`, which requires another treatment of text after control tokens.
+    transformers handles tokenizers with tokens added to the vocabulary, with pieces that their
+    maker defined, and with `legacy: false`, which requires another treatment of text after control
+    tokens.
     """
     if (folder / "tokenizer.json").exists() or not (folder / "tokenizer.model").exists():
         return None
@@ -149,7 +150,8 @@ def _llama_pieces(folder: Path, settings: dict[str, object]) -> Pieces | None:
     listed, described = folder / "added_tokens.json", settings.get("added_tokens_decoder")
     texts = {*read_object(listed)} if listed.exists() else set()
     if isinstance(described, dict):
-        texts |= {str(token.get("content")) for token in described.values()}
-    if not texts <= {*pieces.texts}:
+        tokens = [token for token in described.values() if isinstance(token, dict)]
+        texts |= {str(token.get("content")) for token in tokens}
+    if USER_DEFINED in pieces.kinds or not texts <= {*pieces.texts}:
         return None
     return replace(pieces, add_bos=settings.get("add_bos_token", True) is not False)

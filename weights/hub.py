@@ -140,7 +140,7 @@ def cached_repo(repo: str, revision: str) -> Path | None:
         return None
     try:
         whole = _are_safetensors(weight_files(config.parent)) or _is_drafter_config(config)
-    except DamagedFileError:
+    except (DamagedFileError, OSError):
         return None
     return config.parent if whole else None
 

@@ -27,12 +27,17 @@ _SHARE_OF_DISK = 0.5
 """Maximum share of the free disk that one file may take."""
 
 
-def quantised_file(contents: str, precision: Precision) -> Path:
+def quantised_file(model: Path, fingerprint: str, precision: Precision) -> Path:
     """Return the path of a model's quantised weights; the file may not exist.
 
-    contents: of the model as it is stored, see `contents_of`
+    It is another one when the model's weights are written anew: a fingerprint does not cover the
+    weights of a folder.
+
+    model: the file or folder of the model as it is stored
     """
-    key = f"{contents} {precision.bits} bits by {GROUP_SIZE} {precision.dtype}"
+    files = [model] if model.is_file() else sorted(model.glob("model*.safetensors"))
+    written = [(file.name, file.stat().st_mtime_ns) for file in files]
+    key = f"{fingerprint} {written} {precision.bits} bits by {GROUP_SIZE} {precision.dtype}"
     name = hashlib.sha256(key.encode()).hexdigest()[:32]
     return cache_dir() / "quantised" / f"{name}.safetensors"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -12,6 +11,9 @@ import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.errors import DamagedFileError
+
+_ENDLESS = 2**53
+"""A context length that no model has."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,11 @@ def context_length(config: Mapping[str, object]) -> int | None:
     factor = scaling.get("factor")
     if kind not in ("linear", "yarn") or not isinstance(factor, (int, float)):
         return length
-    if not math.isfinite(factor):
-        raise DamagedFileError(f"config.json has a rope scaling with the factor {factor}")
     original = scaling.get("original_max_position_embeddings") if kind == "yarn" else None
-    return max(length, int((original if _is_length(original) else length) * factor))
+    scaled = (original if _is_length(original) else length) * factor
+    if not scaled < _ENDLESS:
+        raise DamagedFileError(f"config.json has a rope scaling with the factor {factor!s:.20}")
+    return max(length, int(scaled))
 
 
 def top_level_rope(config: Mapping[str, object]) -> dict[str, object]:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import sentencepiece
 from mlx_lm.tokenizer_utils import SPMStreamingDetokenizer, StreamingDetokenizer, TokenizerWrapper
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -35,6 +36,7 @@ class Pieces:
 
     name:       of the file, for errors
     kinds:      SentencePiece's (and GGUF's) piece types, see the constants above
+    bos, eos:   negative if there is none
     add_prefix: whether a space is prepended to the text, SentencePiece's `add_dummy_prefix`
     """
 
@@ -64,16 +66,9 @@ def read_pieces(path: Path) -> Pieces:
             f"{path}: SentencePiece that changes text before it is split is not read; use a folder "
             f"with tokenizer.json"
         )
-    ids = range(processor.GetPieceSize())
-
-    def kind(i: int) -> int:
-        if processor.IsByte(i):
-            return BYTE
-        if processor.IsControl(i):
-            return CONTROL
-        return UNKNOWN if processor.IsUnknown(i) else NORMAL
-
-    kinds = [kind(i) for i in ids]
+    ids, described = range(processor.GetPieceSize()), ModelProto()
+    described.ParseFromString(processor.serialized_model_proto())
+    kinds = [piece.type for piece in described.pieces]
     if kinds.count(BYTE) != 256:
         raise UnsupportedModelError(f"{path}: SentencePiece without byte pieces is not read")
     return Pieces(
@@ -106,6 +101,7 @@ def spm_tokenizer(
     backend = Tokenizer(bpe)
     prefix = [normalizers.Prepend(_SPACE)] if pieces.add_prefix else []
     backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])
+    bos, eos = (None if i < 0 else pieces.texts[i] for i in (pieces.bos, pieces.eos))
     strip = [decoders.Strip(" ", 1, 0)] if pieces.add_prefix else []
     backend.decoder = decoders.Sequence(
         [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
@@ -116,10 +112,10 @@ def spm_tokenizer(
         pieces.texts,
         pieces.kinds,
         add_bos=pieces.add_bos,
-        eos_token_ids=[pieces.eos, *eos_token_ids],
+        eos_token_ids=[*([] if eos is None else [pieces.eos]), *eos_token_ids],
         max_length=max_length,
-        bos_token=pieces.texts[pieces.bos],
-        eos_token=pieces.texts[pieces.eos],
+        bos_token=bos,
+        eos_token=eos,
         unk_token=unknown,
         chat_template=chat_template,
     )

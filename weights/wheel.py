@@ -69,7 +69,10 @@ def _run_pip(requirement: str, folder: str) -> None:
         return
     # pip reports a lost connection as a warning only; its error says that no such version exists.
     lost = "connection broken by" in pip.stderr
-    errors = [line for line in pip.stderr.splitlines() if line.startswith("ERROR:")]
+    if "No module named pip" in pip.stderr:
+        raise DownloadError(f"{requirement} needs pip; `{sys.executable} -m ensurepip` installs it")
+    said = pip.stderr.splitlines()
+    errors = [line for line in said if line.startswith("ERROR:")] or said[-1:]
     why = "PyPI cannot be reached" if lost else (errors or ["no reason given"])[-1]
     raise DownloadError(f"pip could not download {requirement}: {why.removeprefix('ERROR: '):.160}")
 

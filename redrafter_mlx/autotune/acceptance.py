@@ -234,6 +234,9 @@ class AcceptanceStatistics:
             if stored.shape != counts.shape or not np.all(np.isfinite(stored) & (stored >= 0)):
                 raise ValueError(f"no counts of {len(known.shapes)} shapes")
             counts[...] = stored
+        hits, trials = known._by_depth
+        if trials[0, 0] == 0 or np.any(hits > trials * 1.000001):
+            raise ValueError("more was accepted than drafted, or nothing was drafted")
         known.copies = CopyStatistics.from_record(record["copies"])
         return known
 

@@ -126,13 +126,15 @@ class Timings:
     complete: bool = False
     budget: float = 0.0
 
-    def save(self) -> None:
-        """Save them in place of all others; a cache that cannot be written is no error."""
+    def save(self) -> bool:
+        """Save them in place of all others; whether the cache can be written."""
         record = asdict(self)
         for name in ("seconds", "taken"):
             record[name] = [[*case, value] for case, value in getattr(self, name).items()]
         with contextlib.suppress(OSError):
             write_private_text(self.setup.path, json.dumps(record), durable=False)
+            return True
+        return False
 
     def add_to_saved(self) -> None:
         """Save them beside those of other processes, the shortest of each case."""
@@ -156,6 +158,8 @@ def saved_timings(setup: Setup) -> Timings:
         found = Timings(**{**stored, **given})
         least = {"call": 1e-9, "draft": 1e-9, "overhead": 0.0}
         usable = all(least[kind] <= s < math.inf for (kind, *_), s in seconds.items())
+        shortest = {"call": 1, "draft": 2, "overhead": 1}
+        usable = usable and all(a >= 1 and b >= shortest[kind] for kind, a, b in seconds)
         usable = usable and 0 <= found.spread < math.inf and math.isfinite(found.budget)
         _ = cost_model(found, "cpu", 1)
     except Exception:  # a damaged file may hold anything

@@ -103,7 +103,7 @@ class Profiler:
         more: list[Case] = [("call", rows, SHORT_CONTEXT) for rows in ROWS if rows not in FEW_ROWS]
         long: list[Case] = [("call", rows, LONG_CONTEXT) for rows in LONG_ROWS]
         widths = range(1, self._widest + 1)
-        drafts: list[Case] = [("draft", w, n) for n in DRAFT_LENGTHS for w in widths]
+        drafts: list[Case] = [("draft", w, n) for n in self._drafted(DRAFT_LENGTHS) for w in widths]
         few = 2 * len(widths)
         alone = [*calls[:4], *drafts[:few], *calls[4:], *long, *drafts[few:], *more]
         return [*alone, *self._batch_cases()]
@@ -115,8 +115,13 @@ class Profiler:
         rows = [rows for rows in BATCH_ROWS if rows <= MOST_NODES * self.batch]
         calls: list[Case] = [("call", r, SHORT_CONTEXT) for r in rows]
         beams = [self._widest * b for b in BATCHES if self._widest and b < 2 * self.batch]
-        drafts: list[Case] = [("draft", b, n) for n in BATCH_LENGTHS for b in beams]
+        drafts: list[Case] = [("draft", b, n) for n in self._drafted(BATCH_LENGTHS) for b in beams]
         return [*drafts, *calls]
+
+    def _drafted(self, lengths: Sequence[int]) -> list[int]:
+        """Return these lengths, cut to what the drafter can draft, each once."""
+        most = None if self._drafter is None else self._drafter.max_length
+        return sorted({n if most is None else min(n, most) for n in lengths})
 
     @property
     def finished(self) -> bool:

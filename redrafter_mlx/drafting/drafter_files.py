@@ -158,12 +158,19 @@ def write_drafter(
     dtype:   of floating-point tensors in the file; None stores them as they are
     weights: name of the weights' file
 
-    Raises OSError naming the folder if it cannot be written.
+    Raises:
+      OSError: naming the folder if it cannot be written
+      DamagedFileError: naming a tensor that is not finite in `dtype`
     """
     stored = {
         name: array if dtype is None or not _is_floating(array) else array.astype(dtype)
         for name, array in tensors.items()
     }
+    for name, array in stored.items():
+        if dtype is not None and _is_floating(array) and not mx.isfinite(array).all().item():
+            raise DamagedFileError(
+                f"tensor {name} holds values that are not finite in {dtype_name(dtype)}"
+            )
     text = json.dumps(config, indent=2, sort_keys=True)
     with name_in_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -191,7 +198,7 @@ def fill(
     of number, or not finite in `dtype`.
     """
     wanted = parameters_of(network)
-    _check_names_and_shapes(tensors, wanted, files.tensors.path)
+    check_names_and_shapes(tensors, wanted, files.tensors.path)
     network.load_weights(list(tensors.items()))
     tensors.clear()
     network.set_dtype(dtype)
@@ -202,7 +209,7 @@ def fill(
         mx.eval(network.parameters())
 
 
-def _check_names_and_shapes(
+def check_names_and_shapes(
     tensors: Mapping[str, mx.array], wanted: Mapping[str, mx.array], path: Path
 ) -> None:
     for name, array in wanted.items():

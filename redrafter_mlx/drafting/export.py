@@ -15,11 +15,19 @@ from typing import Literal
 import mlx.core as mx
 
 from redrafter_mlx.drafting.checkpoint import RECURRENT, own_name, read_config
-from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, open_files, write_drafter
+from redrafter_mlx.drafting.drafter_files import (
+    DrafterFiles,
+    Form,
+    check_names_and_shapes,
+    open_files,
+    parameters_of,
+    write_drafter,
+)
 from redrafter_mlx.drafting.forms import find_form
 from redrafter_mlx.drafting.published.eagle import EAGLE3
 from redrafter_mlx.drafting.published.medusa import MEDUSA, TOKEN_MAP, authors_name, own_names
 from redrafter_mlx.drafting.published.mlp_speculator import MLP_SPECULATOR
+from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.errors import BadInputError, MismatchError
 from redrafter_mlx.runtime.paths import visible_files
@@ -53,7 +61,9 @@ def export_drafter(folder: Path, output: Path, form: ExportFormat) -> None:
     """Write the drafter in `folder` into `output`, in float16.
 
     Raises MismatchError, naming it, for a form of drafter that the format does not hold or for an
-    extension that its readers do not support, and BadInputError if the output exists.
+    extension that its readers do not support, BadInputError if the output exists, and
+    DamagedFileError for tensors that are not finite in float16 or, for trtllm, are not those of the
+    configuration.
     """
     files = open_files(folder)
     found = find_form(files)
@@ -128,6 +138,7 @@ def _for_trtllm(files: DrafterFiles) -> tuple[Mapping[str, mx.array], Mapping[st
                 f"know; `redrafter-mlx train --recipe paper` makes one without"
             )
     tensors = {own_name(name): array for name, array in files.tensors.read().items()}
+    check_names_and_shapes(tensors, parameters_of(RecurrentNetwork(config)), files.tensors.path)
     return tensors, {
         key: value for key, value in theirs.items() if key in (*_PAPER_KEYS, "model_type")
     }

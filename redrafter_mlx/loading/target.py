@@ -20,7 +20,6 @@ from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights import LOG, Progress, no_progress
-from redrafter_mlx.weights.files.folder import contents_of
 from redrafter_mlx.weights.fit.machine import this_machine
 from redrafter_mlx.weights.fit.needs import check_load
 from redrafter_mlx.weights.folder import load_folder
@@ -100,7 +99,7 @@ def _load(
     precision = convert(raw.model, dtype, quantize, raw.stored)
     kept = None
     if quantises:
-        kept = quantised_file(contents_of(local.path, raw.fingerprint), precision)
+        kept = quantised_file(local.path, raw.fingerprint, precision)
     is_kept = kept is not None and use_quantised(raw.model, kept)
     sharing = None if ranks is None else shard(raw.model, raw.model_type, ranks.group)
     size, shared = nbytes_of(raw.model), ranks is not None

@@ -77,7 +77,17 @@ def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
         shards(index)
     if not files:
         raise ModelNotFoundError(f"{folder} holds no model*.safetensors, so no model")
-    return {file: read_safetensors_header(file) for file in files}
+    headers = {file: read_safetensors_header(file) for file in files}
+    held: dict[str, Path] = {}
+    for file, header in headers.items():
+        for name in header.shapes:
+            if name in held:
+                raise DamagedFileError(
+                    f"{file} holds tensor {name}, which {held[name].name} holds too; move the file "
+                    f"away that is not of this model"
+                )
+            held[name] = file
+    return headers
 
 
 def folder_fingerprint(folder: Path, headers: Mapping[Path, SafetensorsHeader]) -> str:
@@ -128,9 +138,12 @@ def check_tokenizer(folder: Path) -> None:
 def read_safetensors_header(path: Path) -> SafetensorsHeader:
     """Read a header and check that every tensor lies inside the file."""
     try:
+        path.open("rb").close()  # safe_open gives another reason for what cannot be read
         with safe_open(path, "numpy") as file:
             names = file.keys()
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
             return SafetensorsHeader(shapes, file.metadata() or {})
     except SafetensorError as error:
         raise DamagedFileError(f"{path} is truncated or no safetensors file: {error}") from None
+    except OSError as error:
+        raise DamagedFileError(f"{path} cannot be read: {error.strerror or error}") from None

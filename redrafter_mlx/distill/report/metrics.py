@@ -85,13 +85,20 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
             if number == len(lines):
                 break  # after the last line break: nothing, or what a power cut left
             record = None
-        if not isinstance(record, dict) or not {"event", "step", "seconds"} <= record.keys():
+        if not _is_event(record):
             raise DamagedFileError(
                 f"{path}: line {number} is no event of a training run; move the file away, and a "
                 f"new one is begun"
             )
         found.append(record)
     return found
+
+
+def _is_event(record: object) -> bool:
+    if not isinstance(record, dict) or "event" not in record:
+        return False
+    step, seconds = record.get("step"), record.get("seconds")
+    return isinstance(step, int) and isinstance(seconds, (int, float)) and math.isfinite(seconds)
 
 
 def training_seconds(folder: Path) -> float | None:
