@@ -432,13 +432,14 @@ def test_a_revision_comes_with_the_name(hub: FakeHub) -> None:
         resolve("org/medusa")
 
 
-def test_a_language_model_of_pytorchs_files_is_refused_before_its_weights_are_fetched(
-    hub: FakeHub,
+@pytest.mark.parametrize("weights", [DRAFTER, {"weights.00.safetensors": b"0" * 50}])
+def test_a_language_model_in_files_of_other_names_is_refused_before_its_weights_are_fetched(
+    hub: FakeHub, weights: dict[str, bytes]
 ) -> None:
-    hub.repos["org/old", "main"] = {**DRAFTER, "config.json": b'{"num_hidden_layers": 32}'}
+    hub.repos["org/old", "main"] = {**weights, "config.json": b'{"num_hidden_layers": 32}'}
     with pytest.raises(ModelNotFoundError, match="org/old holds no config"):
         resolve("org/old")
-    assert not any(".bin" in line for line in hub.asked)
+    assert not any(".bin" in line or "weights.00" in line for line in hub.asked)
 
 
 def test_interrupted_repository_is_never_taken_for_a_whole_one(

@@ -174,8 +174,9 @@ def download_repo(
     weights = weight_names(names)
     small = sorted(n for n in names if any(fnmatch(n, p) for p in _SMALL_FILES))
     loads = bool(weights) and "config.json" in names
-    if loads and not _are_safetensors(map(Path, weights)):
+    if loads and not any(fnmatch(name, "model*.safetensors") for name in names):
         loads = _is_drafter_config(download_file(at_commit, "config.json", progress))
+    if not _are_safetensors(map(Path, weights)):
         small = ["config.json"]
     if not loads:
         raise ModelNotFoundError(_nothing_to_load(listing))
@@ -265,7 +266,7 @@ def _nothing_to_load(listing: Listing) -> str:
             f"{listing.repo} holds GGUF files and no safetensors; download one, such as {gguf}, "
             f"and give its path"
         )
-    return f"{listing.repo} holds no config.json with safetensors at {listing.revision}"
+    return f"{listing.repo} holds no config.json with model*.safetensors at {listing.revision}"
 
 
 def _endpoint() -> str | None:
