@@ -68,7 +68,8 @@ class SamplingParams:
       that fits the temperature
     epsilon, delta: thresholds of typical acceptance, see accept.accept_typical; the defaults are
       those of Medusa's code, where they are called posterior_threshold and posterior_alpha
-    repetition_penalty: divides the logits of the last `repetition_context` tokens; 1 is none
+    repetition_penalty: divides the logits of the last `repetition_context` tokens; 1 is none, and
+      0.01 to 100 are allowed
     frequency_penalty, presence_penalty: OpenAI's, counted over emitted tokens without the prompt;
       subtracted from a token's logit for each occurrence, and once if it occurred; 0 is none
     logit_bias: (token id, value added to its logit) pairs, or a mapping
@@ -99,7 +100,7 @@ class SamplingParams:
         check_int("top_k", self.top_k, 0, None)
         check_number("epsilon", self.epsilon, low=0.0, high=1.0, low_excluded=True)
         check_number("delta", self.delta, low=0.0, high=1.0, low_excluded=True)
-        check_number("repetition_penalty", self.repetition_penalty, low=0.0, low_excluded=True)
+        check_number("repetition_penalty", self.repetition_penalty, low=0.01, high=100.0)
         check_int("repetition_context", self.repetition_context, 1, _LONGEST_CONTEXT)
         check_number("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
         check_number("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)

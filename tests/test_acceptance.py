@@ -220,6 +220,7 @@ def test_rejection_accepts_more_of_a_hot_targets_tokens_than_sampling() -> None:
         ({"epsilon": 0}, "epsilon is 0"),
         ({"delta": 1.5}, "delta is 1.5"),
         ({"repetition_penalty": 0}, "repetition_penalty is 0"),
+        ({"repetition_penalty": 1e-38}, "repetition_penalty is 1e-38"),
         ({"repetition_context": 0}, "repetition_context is 0"),
         ({"frequency_penalty": 2.5}, "frequency_penalty is 2.5"),
         ({"presence_penalty": float("nan")}, "presence_penalty is nan"),

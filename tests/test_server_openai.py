@@ -366,6 +366,8 @@ def test_own_fields_come_only_where_they_are_asked_for(
     assert tokens == plain_tokens(model.model, prompt, 40)
     assert {token["source"] for step in steps for token in step["tokens"]} == {"model", "lookup"}
     assert all(len(step["tokens"]) == step["accepted"] + 1 for step in steps[:-1])
+    accepted = [token for token in steps[-1]["tokens"] if token["source"] != "model"]
+    assert steps[-1]["accepted"] == len(accepted)
     undrafted = [fields for fields in ask({"draft": False}) if "prefill" not in fields]
     assert {step["drafted"] for step in undrafted} == {0}
     assert [token["id"] for step in undrafted for token in step["tokens"]] == tokens

@@ -85,7 +85,8 @@ def connect(url: str, name: str | None, api_key: str | None) -> tuple[RemoteMode
     name = next(iter(entries)) if name is None else name
     if name not in entries and name != _SERVED:
         raise ServerError(f"{server.url} has no model {name!r}; it has: {', '.join(entries)}")
-    facts: dict[str, Any] = entries.get(name, {}).get("x_redrafter") or {}
+    found = entries.get(name, {}).get("x_redrafter")
+    facts: dict[str, Any] = found if isinstance(found, dict) else {}
     if facts.get("loaded") is False and facts.get("dtype") is None:
         raise ServerError(f"{server.url} is still loading {name}; try again soon")
     source = RemoteSource(name, server.url, facts.get("dtype") or "")

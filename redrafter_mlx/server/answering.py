@@ -31,7 +31,8 @@ class Emitted:
     answer:    its index among the request's answers
     responses: one per token, at least one
     logprobs:  one per token, if requested
-    drafted, accepted: number of draft tokens that the call verified, and accepted
+    drafted, accepted: number of draft tokens that the call verified, and of those emitted, fewer
+      than the call accepted if the answer ends among them
     """
 
     answer: int
@@ -52,7 +53,7 @@ class Emitted:
 
     @property
     def accepted(self) -> int:
-        return len(self.last.step.tokens) - 1
+        return sum(response.source != "model" for response in self.responses)
 
 
 Deliver = Callable[[Emitted], Awaitable[None]]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from redrafter_mlx.errors import ServerError
+from redrafter_mlx.errors import BusyError
 
 T = TypeVar("T")
 
@@ -59,9 +59,9 @@ class Ending:
         self._begun.set()
 
     async def reached(self) -> Any:
-        """Wait for the signal, then raise ServerError."""
+        """Wait for the signal, then raise BusyError."""
         await self._begun.wait()
-        raise ServerError("the server is ending; ask again later")
+        raise BusyError("the server is ending; ask again later")
 
 
 async def in_daemon_thread(

@@ -166,7 +166,7 @@ class GenerationRequest(Schema):
     top_k: Annotated[int, BeforeValidator(_as_top_k)] = Field(0, ge=0)
     min_p: float = Field(0.0, ge=0, le=1)
     repetition_penalty: float = Field(
-        1.0, gt=0, le=100, validation_alias=AliasChoices("repetition_penalty", "repeat_penalty")
+        1.0, ge=0.01, le=100, validation_alias=AliasChoices("repetition_penalty", "repeat_penalty")
     )
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
