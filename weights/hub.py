@@ -36,7 +36,7 @@ from redrafter_mlx.errors import DamagedFileError, DownloadError, ModelNotFoundE
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.runtime.paths import NoRoomError, check_free_disk
 from redrafter_mlx.weights import DOWNLOADING, Progress
-from redrafter_mlx.weights.files.names import weight_files, weight_names
+from redrafter_mlx.weights.files.names import MODEL_WEIGHTS, weight_files, weight_names
 from redrafter_mlx.weights.registry import REGISTRY
 
 ANSWER_TIMEOUT = 5.0
@@ -174,7 +174,7 @@ def download_repo(
     weights = weight_names(names)
     small = sorted(n for n in names if any(fnmatch(n, p) for p in _SMALL_FILES))
     loads = bool(weights) and "config.json" in names
-    if loads and not any(fnmatch(name, "model*.safetensors") for name in names):
+    if loads and not any(fnmatch(name, MODEL_WEIGHTS) for name in names):
         loads = _is_drafter_config(download_file(at_commit, "config.json", progress))
     if not _are_safetensors(map(Path, weights)):
         small = ["config.json"]
@@ -266,7 +266,7 @@ def _nothing_to_load(listing: Listing) -> str:
             f"{listing.repo} holds GGUF files and no safetensors; download one, such as {gguf}, "
             f"and give its path"
         )
-    return f"{listing.repo} holds no config.json with model*.safetensors at {listing.revision}"
+    return f"{listing.repo} holds no config.json with {MODEL_WEIGHTS} at {listing.revision}"
 
 
 def _endpoint() -> str | None:

@@ -17,6 +17,7 @@ from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.atomic_write import atomic_write, remove_abandoned
 from redrafter_mlx.runtime.paths import cache_dir, free_disk
 from redrafter_mlx.weights.files.folder import read_safetensors_header
+from redrafter_mlx.weights.files.names import MODEL_WEIGHTS
 from redrafter_mlx.weights.fit.model_size import GROUP_SIZE
 from redrafter_mlx.weights.precision import Precision
 
@@ -35,7 +36,7 @@ def quantised_file(model: Path, fingerprint: str, precision: Precision) -> Path:
 
     model: the file or folder of the model as it is stored
     """
-    files = [model] if model.is_file() else sorted(model.glob("model*.safetensors"))
+    files = [model] if model.is_file() else sorted(model.glob(MODEL_WEIGHTS))
     written = [(file.name, file.stat().st_mtime_ns) for file in files]
     key = f"{fingerprint} {written} {precision.bits} bits by {GROUP_SIZE} {precision.dtype}"
     name = hashlib.sha256(key.encode()).hexdigest()[:32]

@@ -44,8 +44,7 @@ class Tuner:
     setup:  the setup that the costs hold for
     costs:  the cost model that shapes are chosen by; measured as far as measurements exist
     widest: maximum width that is chosen automatically, 0 without a drafter
-    stores: whether measurements are kept on the disk; those of a drafter of unknown code are not
-    kept:   whether all measurements are
+    kept:   whether all costs are on the disk
     """
 
     def __init__(self, model: nn.Module, target: Target, drafter: Drafter | None) -> None:
@@ -66,12 +65,17 @@ class Tuner:
             timings, modules = saved_timings(self.setup), drafter.modules if drafter else ()
             self._learned = learned_file(self.setup, values_hash(model, *modules))
             self._acceptance = saved_learned(self._learned)
-        self.stores, self.kept = key is not None, timings.complete
+        self.kept = timings.complete
         self._profiler = Profiler(target, drafter, timings, self.widest)
         self._times, self._budget = StepTimes(), ProbeBudget()
         self._use_timings()
         self._lent: dict[BatchPolicy, AcceptMethod] = {}  # until they are recorded
         self._lock, self._measuring = threading.Lock(), threading.Lock()
+
+    @property
+    def stores(self) -> bool:
+        """Whether costs are kept on the disk; those of a drafter of unknown code are not."""
+        return self._learned is not None
 
     @property
     def measured(self) -> bool:
@@ -99,7 +103,7 @@ class Tuner:
             with self._lock:
                 self._use_timings()
                 self._times = StepTimes()
-            self.kept = self._learned is not None and self._profiler.timings.save()
+            self.kept = self.stores and self._profiler.timings.save()
 
     def best_shape(
         self,

@@ -166,11 +166,8 @@ def write_drafter(
         name: array if dtype is None or not _is_floating(array) else array.astype(dtype)
         for name, array in tensors.items()
     }
-    for name, array in stored.items():
-        if dtype is not None and _is_floating(array) and not mx.isfinite(array).all().item():
-            raise DamagedFileError(
-                f"tensor {name} holds values that are not finite in {dtype_name(dtype)}"
-            )
+    if dtype is not None:
+        _check_finite(stored, folder)
     text = json.dumps(config, indent=2, sort_keys=True)
     with name_in_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -203,7 +200,7 @@ def fill(
     tensors.clear()
     network.set_dtype(dtype)
     network.eval()
-    _check_finite(network, files.tensors.path)
+    _check_finite(parameters_of(network), files.tensors.path)
     if files.bits is not None:
         quantize_layers(network, files.bits, "drafter_bits")
         mx.eval(network.parameters())
@@ -230,12 +227,12 @@ def check_names_and_shapes(
             raise DamagedFileError(f"{path} holds tensor {name}, which {CONFIG} does not name")
 
 
-def _check_finite(network: nn.Module, path: Path) -> None:
-    """Evaluate the parameters; raises DamagedFileError for values that are not finite.
+def _check_finite(tensors: Mapping[str, mx.array], path: Path) -> None:
+    """Evaluate the tensors; raises DamagedFileError for values that are not finite.
 
     One at a time, so that the temporary memory of one is free for the next.
     """
-    for name, array in parameters_of(network).items():
+    for name, array in tensors.items():
         mx.eval(array)
         if _is_floating(array) and not mx.isfinite(array).all().item():
             raise DamagedFileError(

@@ -26,6 +26,7 @@ from redrafter_mlx.drafting.published.mlp_speculator import MLP_SPECULATOR
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.target.model import Target
+from redrafter_mlx.weights.files.names import MODEL_WEIGHTS
 
 FORMS: tuple[Form, ...] = (RECURRENT, EAGLE3, EAGLE, MEDUSA, MLP_SPECULATOR)
 """In the order in which they are tried."""
@@ -171,7 +172,7 @@ def holds_drafter(folder: Path) -> bool:
     try:
         files = open_files(folder)
     except DamagedFileError:  # possible model weights are left to the model loader
-        return not any(folder.glob("model*.safetensors"))
+        return not any(folder.glob(MODEL_WEIGHTS))
     return is_drafter(files)
 
 

@@ -23,7 +23,7 @@ from redrafter_mlx.errors import (
     UnsupportedModelError,
 )
 from redrafter_mlx.runtime.json_file import read_object
-from redrafter_mlx.weights.files.names import WEIGHTS, shards
+from redrafter_mlx.weights.files.names import MODEL_WEIGHTS, WEIGHTS, shards
 from redrafter_mlx.weights.gguf.header import read_header
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "*.tiktoken", "merges.txt",
@@ -71,12 +71,12 @@ def read_config(folder: Path) -> dict[str, object]:
 
 def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
     """Read the headers of all weight files; every file that the index names must exist."""
-    files = sorted(folder.glob("model*.safetensors"))
+    files = sorted(folder.glob(MODEL_WEIGHTS))
     index = folder / f"{WEIGHTS}.index.json"
     if index.exists():
         shards(index)
     if not files:
-        raise ModelNotFoundError(f"{folder} holds no model*.safetensors, so no model")
+        raise ModelNotFoundError(f"{folder} holds no {MODEL_WEIGHTS}, so no model")
     headers = {file: read_safetensors_header(file) for file in files}
     held: dict[str, Path] = {}
     for file, header in headers.items():
@@ -112,7 +112,7 @@ def contents_of(path: Path, fingerprint: str) -> str:
     if path.is_file():
         return fingerprint
     digest = hashlib.sha256()
-    for weights in sorted(path.glob("model*.safetensors")):
+    for weights in sorted(path.glob(MODEL_WEIGHTS)):
         with weights.open("rb") as file:
             tensors = json.loads(_raw_header(file))
             data = file.tell()

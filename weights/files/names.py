@@ -11,8 +11,11 @@ from redrafter_mlx.runtime.json_file import read_object
 
 WEIGHTS = "model.safetensors"
 
+MODEL_WEIGHTS = "model*.safetensors"
+"""Pattern of the weight files that mlx-lm loads a language model from."""
+
 _PATTERNS = (
-    (WEIGHTS, "model*.safetensors"), ("", "*.safetensors"),
+    (WEIGHTS, MODEL_WEIGHTS), ("", "*.safetensors"),
     ("pytorch_model.bin", "pytorch_model*.bin"), ("", "*.bin"), ("", "*.pt"),
 )  # fmt: skip
 """Name of a single file with all weights, and pattern of shards or other names; best first."""
