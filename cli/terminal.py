@@ -127,13 +127,16 @@ class Terminal:
         return cls(sys.stdin, sys.stdout, sys.stderr, interactive)
 
     def read_line(self, prompt: str) -> str:
-        """Read the next line, without its line end; raises EOFError after the last one."""
+        """Read the next line, without its line end; raises EOFError after the last one.
+
+        A byte order mark, which a file in a pipe may begin with, is not part of it.
+        """
         if self.interactive:
             return input(prompt)
         line = self.stdin.readline()
         if not line:
             raise EOFError
-        return line.rstrip("\r\n")
+        return line.removeprefix("\ufeff").rstrip("\r\n")
 
     def write(self, text: str, style: str = "") -> None:
         """Write part of an answer and flush; sanitised on a terminal, unchanged elsewhere."""

@@ -23,6 +23,7 @@ from redrafter_mlx.cli import main, options
 from redrafter_mlx.cli.bench import batches as bench_batches
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
+from redrafter_mlx.errors import RedrafterError
 
 MLX_LM, PLAIN = Method("mlx-lm"), Method("autoregressive")
 AUTO, DRAFTED = Method("redrafter", accept="greedy"), Method("redrafter", 0.0, "greedy", 2, 3)
@@ -211,8 +212,15 @@ def test_the_automatic_shape_is_measured_with_all_prefixes_alone(
 
 
 @pytest.mark.usefixtures("loaded")
-def test_ctrl_c_prints_the_rounds_that_were_finished(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("end", "status"), [(KeyboardInterrupt(), 130), (RedrafterError("no memory"), 1)]
+)
+def test_ctrl_c_or_an_error_prints_the_rounds_that_were_finished(
+    end: BaseException,
+    status: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Impatient(BatchRunner):
         left = 3 + 5  # the untimed runs of three methods, and those that are timed
@@ -220,20 +228,20 @@ def test_ctrl_c_prints_the_rounds_that_were_finished(
         def run(self, *given: object) -> BatchRun:
             Impatient.left -= 1
             if Impatient.left < 0:
-                raise KeyboardInterrupt
+                raise end
             return super().run(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(bench_batches, "BatchRunner", Impatient)
     file = tmp_path / "batches.jsonl"
     line = [*LINE, "--batch-size", "2", "--answers", str(file), "-o", "json"]
-    assert main.run(line) == 130
+    assert main.run(line) == status
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert len(file.read_text().splitlines()) == 5
-    assert found["interrupted"]
-    assert str(file) in found["notes"][0]
+    assert found["interrupted"] == (status == 130)
+    assert (str(file) if status == 130 else "no memory") in found["notes"][0]
     assert [r["speedup"] is not None for r in found["rows"]] == [True] * 3
     Impatient.left = 0
-    assert main.run(line[:-4]) == 130  # no round was finished
+    assert main.run(line[:-4]) == status  # no round was finished
     assert capsys.readouterr().out == ""
 
 

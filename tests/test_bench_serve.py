@@ -195,6 +195,7 @@ def test_the_table_compares_servers_and_questions_differ_from_load_to_load(
         ((), "--url"),
         (("--url", "localhost:8080"), "localhost:8080"),
         (("--url", "http://127.0.0.1:9/v1"), "127.0.0.1:9"),
+        (("--url", "http://local host/v1"), "no server's URL"),
         (("--url", "http://x/v1", "--users", "0"), "--users"),
         (("--url", "http://x/v1", "--users", "many"), "--users"),
         (("--url", "http://x/v1", "--users", "1,32"), "--users holds 32"),

@@ -51,6 +51,8 @@ class FakeToken:
 class FakeSession:
     """Answers with the message itself; as in Session, a turn with a text is kept."""
 
+    ends_between_tokens = True
+
     def __init__(self, system: str | None) -> None:
         self.system = system
         self.messages: list[dict[str, str]] = []
@@ -326,13 +328,19 @@ def test_a_saved_conversation_can_be_read_in_any_language(tmp_path: Path) -> Non
     assert piped(f"/load {file}").chat.session.system == before.session.system
 
 
+def test_a_pipe_may_begin_with_a_byte_order_mark() -> None:
+    got = piped("\ufeff/system S", "one")
+    assert got.chat.session.system == "S"
+    assert questions(got.chat) == ["one"]
+
+
 def test_save_replaces_a_chat_and_nothing_else(tmp_path: Path) -> None:
     chat, other = tmp_path / "chat.json", tmp_path / "notes.txt"
     other.write_text("dear diary")
     got = piped("one", f"/save {chat}", "two", f"/save {chat}", f"/save {other}")
     assert len(json.loads(chat.read_text())["messages"]) == 4
     assert other.read_text() == "dear diary"
-    assert f"cannot load {other}" in got.err
+    assert f"{other} exists and is not a chat that /save wrote" in got.err
 
 
 def questions(chat: Chat) -> list[str]:
@@ -459,7 +467,7 @@ def test_a_file_that_is_no_json_object_is_refused_in_one_line(
     file.write_bytes(content)
     got = piped(f"/load {file}")
     assert len(got.err.splitlines()) == 1
-    assert got.err.startswith(f"error: cannot load {file}: ")
+    assert got.err.startswith(f"error: {file} ")
 
 
 # Through a terminal.

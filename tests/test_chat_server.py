@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+import os
+import signal
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
@@ -138,6 +142,10 @@ def test_of_a_foreign_servers_models_one_is_named(monkeypatch: pytest.MonkeyPatc
     [
         (["--server", "localhost"], "localhost"),
         (["--server", "http://localhost:port"], "localhost:port"),
+        (["--server", "http://local host/"], "no server's URL"),
+        (["--server", "http://me:secret@localhost/v1"], "--api-key"),
+        (["--server", "http://localhost", "--api-key", "secret\nkey"], "--api-key"),
+        (["--server", "http://localhost", "--api-key", "secret-clé"], "--api-key"),
         (["--server", "http://127.0.0.1:9"], "redrafter-mlx serve"),
         (["--server", "URL"], "--api-key"),
         (["--server", "URL", "--api-key", "another"], "--api-key"),
@@ -154,6 +162,7 @@ def test_a_server_that_cannot_be_used_is_one_line(
     assert status == 1
     assert said.startswith("error: ")
     assert named in said
+    assert "secret" not in said
     assert said.count("\n") == 1
 
 
@@ -201,6 +210,34 @@ def test_text_that_a_server_held_back_is_shown_whole() -> None:
     with answering(lambda _: (200, streamed(held))) as url:
         answer = RemoteSession(Server(url), None).stream("x", options=GenerationOptions())
         assert [(t.text, t.source) for t in answer] == [("", "lookup"), ("zab", "model")]
+
+
+def test_half_a_surrogate_pair_of_a_server_does_not_make_a_conversation_unreadable(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "chat.json"
+    with answering(lambda _: (200, streamed(chunk("a\ud83d"), chunk("b\ud83d\ude00")))) as url:
+        session = RemoteSession(Server(url), None)
+        got = chatted(FakeModel(), session, "hello", f"/save {file}", f"/load {file}")
+    assert got[0] == 0, got
+    assert session.messages[-1]["content"] == "a\ufffdb\U0001f600"
+
+
+def test_one_ctrl_c_ends_an_answer_of_a_server_that_falls_silent() -> None:
+    """There is no cache here that an interruption could damage."""
+
+    class Stalled(Server):
+        def stream(self, body: Mapping[str, object]) -> Generator[dict[str, object], None, None]:
+            yield next(super().stream(body))
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(20)
+            pytest.fail("the answer went on")
+
+    with answering(lambda _: (200, streamed(chunk("half"), end=False))) as url:
+        session = RemoteSession(Stalled(url), None)
+        with pytest.raises(KeyboardInterrupt):  # in a pipe it ends the chat, too
+            chatted(FakeModel(), session, "hello")
+    assert session.messages[-1]["content"] == "half"
 
 
 def test_reasoning_is_shown_and_stays_out_of_the_conversation() -> None:

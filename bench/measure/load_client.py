@@ -40,14 +40,25 @@ class Server:
     api_key: str | None = None
 
     def __post_init__(self) -> None:
+        names_user = False
         try:
             parts = urlsplit(self.url)
-            usable = parts.scheme in _CONNECTIONS and parts.hostname and parts.port != 0
-        except ValueError:  # the port is no number, or brackets are not closed
+            names_user = parts.username is not None
+            _CONNECTIONS[parts.scheme](parts.netloc)  # not connected yet
+            usable = parts.hostname and parts.port != 0
+        except (LookupError, ValueError, HTTPException):  # a port that is no number, a space, ...
             usable = False
+        if names_user:  # a password may be part of it, so it is not repeated
+            raise BadInputError("the URL names a user; give the server's key by --api-key")
         if not usable:
             raise BadInputError(
                 f"{self.url!r} is no server's URL; give one like http://127.0.0.1:8080/v1"
+            )
+        key = self.api_key
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise BadInputError(
+                "--api-key has a character that is not printable ASCII, such as a line end; "
+                "no request can carry it"
             )
 
     def models(self) -> list[dict[str, object]]:

@@ -19,7 +19,7 @@ from redrafter_mlx.bench.measure.methods import BASELINE, Method, Runner
 from redrafter_mlx.cli.bench.options import BenchOptions
 from redrafter_mlx.cli.bench.session import (
     drafter_notes,
-    interruption_note,
+    end_note,
     load_drafters,
     measure_machine,
     protocol_of,
@@ -27,6 +27,7 @@ from redrafter_mlx.cli.bench.session import (
 )
 from redrafter_mlx.cli.progress import describe_count, progress_bars
 from redrafter_mlx.cli.terminal import INTERRUPTED
+from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.runtime.launched import launched_rank
 from redrafter_mlx.runtime.stolen_time import ProcessorTime
 
@@ -37,8 +38,8 @@ def run_batches(options: BenchOptions) -> tuple[list[tuple[int | None, Result[Ba
     """Measure all prompt lengths, batch sizes and methods with one loading.
 
     Returns a result for each length that prompts are brought to, None leaving them unchanged, and
-    the exit status. After Ctrl-C the results cover the rounds that every method has finished.
-    Raises KeyboardInterrupt if there is none.
+    the exit status. After Ctrl-C or an error the results cover the rounds that every method has
+    finished. Raises KeyboardInterrupt or the error if there is none.
     """
     (loading,) = options.loadings
     if launched_rank():
@@ -59,7 +60,8 @@ def run_batches(options: BenchOptions) -> tuple[list[tuple[int | None, Result[Ba
             file.check(stored, settings, settings)
             done.append(run)
     parts = [plan.split(done) for plan in plans]
-    notes, interrupted, began = drafter_notes(loading, drafters), False, ProcessorTime.now()
+    notes, began = drafter_notes(loading, drafters), ProcessorTime.now()
+    ended: KeyboardInterrupt | RedrafterError | None = None
     try:
         todo = [method for _, missing in parts for method, _ in missing]
         for name in dict.fromkeys(method.drafter for method in todo if method.automatic):
@@ -71,10 +73,12 @@ def run_batches(options: BenchOptions) -> tuple[list[tuple[int | None, Result[Ba
                     if file is not None:
                         file.append(new.to_dict(settings))
                     progress("runs", sum(len(measured) for measured, _ in parts), total)
-    except KeyboardInterrupt:
-        notes, interrupted = [*notes, interruption_note(options)], True
+    except (KeyboardInterrupt, RedrafterError) as end:
+        ended = end
+        notes += [end_note(end, options)]
+    interrupted = isinstance(ended, KeyboardInterrupt)
     notes += filter(None, [began.note()])
-    results, failed = [], False
+    results, failed = [], isinstance(ended, RedrafterError)
     exact = all(model.exact for model in models)
     for length, plan, (measured, _) in zip(options.prompt_lengths, plans, parts, strict=True):
         if rows := summarise_batches(plan.complete(measured)):
@@ -85,8 +89,8 @@ def run_batches(options: BenchOptions) -> tuple[list[tuple[int | None, Result[Ba
             result = Result(machine, tuple(models), protocol, tuple(rows), interrupted, shown,
                             "mlx-lm BatchGenerator")  # fmt: skip
             results.append((length, result))
-    if not results:
-        raise KeyboardInterrupt
+    if ended is not None and not results:
+        raise ended
     return results, INTERRUPTED if interrupted else int(failed)
 
 

@@ -14,11 +14,13 @@ from redrafter_mlx.cli.bench.options import MOST_AT_ONCE
 from redrafter_mlx.cli.options import Flag
 from redrafter_mlx.cli.progress import describe_count, progress_bars
 from redrafter_mlx.cli.ranges import parse_integers
-from redrafter_mlx.cli.terminal import console
+from redrafter_mlx.cli.terminal import StopKey, console
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
     from redrafter_mlx.bench.analyse.serving import ServingRow
+
+_WAITS = "the answers that are running are awaited; Ctrl-C again ends at once"
 
 
 @dataclass(frozen=True)
@@ -77,22 +79,25 @@ def command(*, as_json: opt.Json = False, options: LoadOptions) -> None:
 
     servers, loads = options.servers(), options.loads()
     rows: list[ServingRow] = []
+    interrupted = True
     try:
         with progress_bars("asking the servers", describe_count) as progress:
             for server in servers:
                 ask(server, "Say hello.", 2)  # loads the model, compiles kernels
             for i, load in enumerate(loads):
-                answers = [(server.url, measure_load(server, load)) for server in servers]
+                with StopKey(notice=_WAITS):
+                    answers = [(server.url, measure_load(server, load)) for server in servers]
                 rows += serving_rows(load.users, answers)
                 progress("loads", i + 1, len(loads))
+        interrupted = False
     finally:  # after Ctrl-C or an error, too
         if rows:
-            _print(rows, as_json=as_json)
+            _print(rows, interrupted, as_json=as_json)
 
 
-def _print(rows: Sequence[ServingRow], *, as_json: bool) -> None:
+def _print(rows: Sequence[ServingRow], interrupted: bool, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"rows": [asdict(row) for row in rows]}))
+        print(json.dumps({"rows": [asdict(row) for row in rows], "interrupted": interrupted}))
     else:
         from redrafter_mlx.bench.show.batch_tables import serving_table
         from redrafter_mlx.bench.show.report import rich_table

@@ -82,10 +82,8 @@ def run_session(options: BenchOptions, inspect: Inspect | None = None) -> Outcom
             raise
         answers = of_whole_rounds(answers)
         asked = len({(answer.dtype, answer.question_id) for answer in answers})
-        status, note = INTERRUPTED, interruption_note(options, asked)
-        if isinstance(end, RedrafterError):
-            status, note = 1, f"ended by an error: {end}"
-        notes.append(note)
+        status = INTERRUPTED if isinstance(end, KeyboardInterrupt) else 1
+        notes.append(end_note(end, options, asked))
     rows = summarise(answers)
     verdict = judge(rows, models)
     protocol = protocol_of(options, options.prompt_lengths[0])
@@ -109,8 +107,12 @@ def drafter_notes(loading: Loading, drafters: Mapping[str | None, Redrafter]) ->
     return [f"{loading.label}: {r.drafter_note}" for r in drafters.values() if r.drafter_note]
 
 
-def interruption_note(options: BenchOptions, asked: int | None = None) -> str:
-    """Return the note of a result that Ctrl-C has cut short, after `asked` questions."""
+def end_note(
+    end: KeyboardInterrupt | RedrafterError, options: BenchOptions, asked: int | None = None
+) -> str:
+    """Return the note of a result that was cut short after `asked` questions."""
+    if isinstance(end, RedrafterError):
+        return f"ended by an error: {end}"
     on = f"; the same command resumes where {options.answers} ends" if options.answers else ""
     whole = len(options.chosen) * len(options.loadings)
     count = "" if asked is None else f"{asked} of {whole} " if whole > 1 else ""

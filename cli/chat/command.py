@@ -207,7 +207,7 @@ def answer(chat: Chat, text: str) -> None:
         responses = chat.session.stream(text, options=chat.options, on_prefill=line.update)
         try:
             for last in responses:
-                key.answering = True
+                key.answering = chat.session.ends_between_tokens
                 line.erase()
                 if last.source is not None:
                     sources[last.source] += 1

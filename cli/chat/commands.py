@@ -125,10 +125,14 @@ def _save(chat: Chat, rest: str) -> None:
     content = {"messages": [*system, *session.messages]}
     try:
         if path.exists():
-            _read_chat(path)  # refuses to replace any other file
+            _read_chat(path)
         write_private_text(path.resolve(), to_json(content, indent=2) + "\n")
     except OSError as error:
         raise BadInputError(f"cannot write {path}: {error.strerror or error}") from None
+    except (DamagedFileError, BadInputError):
+        raise BadInputError(
+            f"{path} exists and is not a chat that /save wrote; choose another name"
+        ) from None
     chat.terminal.say(f"saved {_turns(chat)} to {path}")
 
 
@@ -191,7 +195,10 @@ def with_files(files: Mapping[str, str], question: str) -> str:
 
 
 def _read_chat(path: Path) -> tuple[str | None, list[dict[str, str]]]:
-    """Read system message and turns from a file of /save; raises BadInputError for any other."""
+    """Read system message and turns from a file of /save.
+
+    Raises DamagedFileError or BadInputError for any other file.
+    """
     try:
         messages = [
             {"role": message["role"], "content": check_text("a message", message["content"])}
@@ -199,7 +206,7 @@ def _read_chat(path: Path) -> tuple[str | None, list[dict[str, str]]]:
         ]
     except FileNotFoundError:
         raise BadInputError(f"cannot load {path}: No such file") from None
-    except (DamagedFileError, BadInputError) as error:
+    except BadInputError as error:
         raise BadInputError(f"cannot load {path}: {error}") from None
     except (LookupError, TypeError, AttributeError):
         raise BadInputError(f"{path} is not a chat that /save wrote") from None

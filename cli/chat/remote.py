@@ -99,6 +99,8 @@ class RemoteSession:
     A turn is added to the conversation under the same conditions as in `Session`.
     """
 
+    ends_between_tokens = False
+
     def __init__(self, server: Server, system: str | None) -> None:
         self._server = server
         self.system = system
@@ -184,15 +186,20 @@ def _own(chunk: Mapping[str, Any]) -> dict[str, Any]:
     return own
 
 
+def _valid(text: object) -> str:
+    """Return a text of a server with replacements for surrogates without their other half."""
+    if not isinstance(text, str):
+        raise TypeError(f"a text is {text!r:.40}")
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def _tokens(chunk: Mapping[str, Any], last: RemoteToken) -> Iterator[RemoteToken]:
     """Yield one step's tokens, whose texts together are the chunk's, and the end of an answer."""
     for choice in chunk.get("choices") or ():
         delta, step = choice.get("delta") or {}, _own(chunk)
         reasoning = delta.get("reasoning_content") or delta.get("reasoning")
-        text, tokens = reasoning or delta.get("content") or "", step.get("tokens", ())
-        if not isinstance(text, str):
-            raise TypeError(f"a text is {text!r:.40}")
-        texts = [token["text"] for token in tokens]
+        text, tokens = _valid(reasoning or delta.get("content") or ""), step.get("tokens", ())
+        texts = [_valid(token["text"]) for token in tokens]
         if "".join(texts) != text:  # the server holds text back, or sends what it held
             texts = ["" for _ in texts[1:]] + [text]
         if text and not tokens:

@@ -38,7 +38,10 @@ class Session:
 
     system:   the system message; None uses the template's default
     messages: the turns so far, `role` "user" or "assistant"; the list may be replaced
+    ends_between_tokens: whether an answer should be ended between two tokens, for its cache's sake
     """
+
+    ends_between_tokens = True
 
     def __init__(self, engine: Engine, system: str | None = None) -> None:
         self._engine = engine
