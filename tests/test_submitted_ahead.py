@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from test_batch import FEW, GREEDY, VARIOUS, Decoded, drafted, scheduled, some, tiny
@@ -80,6 +83,26 @@ def test_a_plain_step_is_submitted_before_the_one_before_is_read(events: list[st
     assert events == ["submit", "read"] * 5
 
 
+def test_a_batch_submits_ahead_and_goes_on_without_the_row_that_ended(events: list[str]) -> None:
+    """A row leaves at once when it ends, which nobody foresees, and the others do not wait."""
+    ahead, waiting = both(Decoder(tiny(), None, PLAIN, GREEDY))
+    sequences = [Decoded([1, 2], 6), Decoded([3, 4, 5], 3), Decoded([6], 6)]
+    batch = Batch(ahead, FixedShape(PLAIN))
+    rows = [each.join(batch, ahead) for each in sequences]
+    batch.advance()
+    events.clear()
+    left = {rows.index(row): 6 - n for n in range(5) for row, _ in batch.advance().ended}
+    assert events == [
+        *["submit", "read"] * 2,  # the second token of each row, and the last one of the shortest
+        *["read", "submit"],  # without the row that ended
+        *["submit", "read"] * 2,  # the last one is of no use
+    ]
+    assert not batch.rows
+    assert left == {1: 5, 0: 2, 2: 2}
+    for each in sequences:
+        assert steps(each) == steps(each.alone(waiting))
+
+
 def test_an_answer_whose_last_token_is_known_submits_nothing_after_it(events: list[str]) -> None:
     ahead, _ = both(Decoder(tiny(), None, PLAIN, GREEDY))
     sequence, batch = Decoded([1, 2], 5), Batch(ahead, FixedShape(PLAIN))
@@ -101,14 +124,48 @@ def test_a_step_that_results_may_change_is_submitted_after_they_are_read(
         assert events == ["submit", "read"] * (len(events) // 2)
 
 
-def test_a_text_is_continued_from_the_cache_of_an_answer_that_ended() -> None:
+class OnePlainInThree(FixedShape):
+    chosen = 0
+
+    def next_shape(self, rows: Sequence[Row]) -> BeamShape:
+        self.chosen += 1
+        return PLAIN if self.chosen % 3 == 0 else super().next_shape(rows)
+
+
+def test_a_plain_step_between_trees_is_timed_without_the_host_that_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only the host takes time by this clock. In plain decoding, it works meanwhile."""
+    clock = SimpleNamespace(now=0.0)
+    clock.perf_counter = lambda: clock.now
+    monkeypatch.setattr(batch_module, "time", clock)
+    ahead, _ = both(Decoder(tiny(), None, PLAIN, GREEDY))
+    decoder, sequence = drafted(ahead.target, BeamShape(2, 3)), Decoded([1, 2], 30)
+    batch = Batch(decoder, OnePlainInThree(decoder.shape))
+    row = sequence.join(batch, decoder)
+
+    def finished(result: StepResult) -> bool:
+        clock.now += 1
+        return sequence.finished(result)
+
+    row.finished = finished
+    while batch.rows:
+        batch.advance()
+    timed = [step for step in sequence.results if not math.isnan(step.seconds)]
+    assert {(step.query_rows == 1, step.seconds) for step in timed} == {(True, 0), (False, 1)}
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_text_is_continued_from_the_cache_of_an_answer_that_ended(others: int) -> None:
     ahead, waiting = both(Decoder(tiny(), None, PLAIN, GREEDY))
     first, batch = Decoded([1, 2, 3], 6), Batch(ahead, FixedShape(PLAIN))
     first.join(batch, ahead)
+    for seed in range(others):
+        Decoded([seed], 20).join(batch, ahead)
     ended: list[tuple[Row, batch_module.SequenceCache]] = []
     while batch.rows:
         ended += batch.advance().ended
-    ((row, cache),) = ended
+    row, cache = ended[0]
     text = [*first.prompt, *first.emitted]
     assert row.committed == len(text) - 1
     longer = Decoded([*text, 5, 6], 8)

@@ -84,7 +84,7 @@ class Batch:
     @property
     def rows(self) -> list[Row]:
         """The sequences in the batch, the newest last."""
-        return [row for part in self._parts for row in part.rows]
+        return [row for part in self._parts for row in part.rows if not row.left]
 
     @property
     def growth(self) -> int:
@@ -94,8 +94,9 @@ class Batch:
             planned_capacity(_committed(rows) + unread, state.drafts.tree.tokens.shape[1])
             for rows, state, _, unread in self._parts
         ]
-        total = len(self.rows) * max([*held, *needed], default=0)
-        return total - sum(len(p.rows) * T for p, T in zip(self._parts, held, strict=True))
+        counts = [len(part.rows) for part in self._parts]
+        total = sum(counts) * max([*held, *needed], default=0)
+        return total - sum(n * T for n, T in zip(counts, held, strict=True))
 
     def first_shape(self, row: Row, size: int) -> BeamShape:
         """Return the shape of a joining row's first drafts.
@@ -114,6 +115,11 @@ class Batch:
     def skip_timing(self) -> None:
         """Do not time the current step: it does not have the machine to itself."""
         self._read_at = math.nan
+
+    def _skip_waiting(self) -> None:
+        """Time a plain step from now on: among plain steps it would have been submitted before."""
+        if not math.isnan(self._read_at):
+            self._read_at = time.perf_counter()
 
     def advance(self) -> Advanced:
         """Read what every row has emitted, and submit the next step of the rows that continue."""
@@ -139,6 +145,8 @@ class Batch:
             before = None
             self._parts = []
             if following is not None:
+                if self._submits_ahead and following.verified.tokens.shape[1] == 1:
+                    self._skip_waiting()
                 self._submit(following, drafted)
         if target.compiled > compiled:
             self.skip_timing()  # the next step starts late, and a new graph is slow the first time
@@ -155,7 +163,7 @@ class Batch:
         """
         constrained = any(row.constraint is not None for row in self.rows)
         fixed = self._decoder.target.builds_ahead and len(self._parts) == 1 and not constrained
-        if not fixed or any(row.done for row in self.rows):
+        if not fixed or any(row.done for row in self._parts[0].rows):
             return None, None
         ((rows, state, output, unread),) = self._parts
         undrafted = all(row == RowDrafts(PLAIN) for row in state.drafts.rows)
@@ -168,27 +176,37 @@ class Batch:
     def _waits_for_nothing(self) -> bool:
         """Whether the next step is the same whatever the unread results are.
 
-        It is a plain step of a single row, unless the text's last tokens and a token that is still
-        unread may match an earlier n-gram. An end that nobody foresaw makes it useless, but not
-        wrong.
+        It is a plain step, unless the last tokens of a text and a token that is still unread may
+        match an earlier n-gram. An end that nobody foresaw makes its row of the step useless, but
+        not wrong.
         """
-        decoder, ((rows, state, _, unread), *_) = self._decoder, self._parts
-        if not decoder.target.submits_ahead or decoder.remembers or len(rows) > 1 or unread > 1:
+        rows, state, _, unread = self._parts[0]
+        if not self._submits_ahead or unread > 1:
             return False
-        (row,), index = rows, rows[0].text_index
-        if row.ends_next() or (index is not None and index.may_match_next):
+        if any(drafts != RowDrafts(PLAIN) for drafts in state.drafts.rows):
             return False
-        return state.drafts.rows[0] == RowDrafts(PLAIN)
+        indices = [row.text_index for row in rows if row.text_index is not None]
+        return not any(row.ends_next() for row in rows) and not any(
+            index.may_match_next for index in indices
+        )
+
+    @property
+    def _submits_ahead(self) -> bool:
+        return self._decoder.target.submits_ahead and not self._decoder.remembers
 
     def _submit_and_read(
         self, following: _Next
     ) -> tuple[dict[Row, StepResult], list[tuple[Row, SequenceCache]]]:
-        """Submit the next step of a single row, and read the current one while it is computed."""
+        """Submit the next step of the same rows, and read the current one while it is computed."""
         current = self._parts
         self._submit(following, ())
         results = self._read(current)
         ended = _caches_of_ended(self._parts, self._decoder.drafter)
+        for row, _ in ended:
+            row.left = True
         if ended:
+            self.skip_timing()  # of a step with a row that is of no use
+        if not self.rows:
             self._parts = []  # nobody reads the step that was submitted
         return results, ended
 
@@ -270,7 +288,7 @@ class Batch:
                 state = replace(state, drafts=copied)
             rows += mine
             states.append(state)
-        if len(rows) < len(self.rows) or len(states) > 1:
+        if len(rows) < sum(len(part.rows) for part in self._parts) or len(states) > 1:
             self.skip_timing()
         if len(states) > 1 and drafter is not None:
             for state in states:
@@ -337,7 +355,7 @@ def _caches_of_ended(
     ended = []
     for part in parts:
         for b, row in enumerate(part.rows):
-            if row.done:
+            if row.done and not row.left:
                 cache = part.state.cache
                 if len(part.rows) > 1:
                     cache = cache.take([b], round_up(row.committed, SPARE_STEP), drafter)

@@ -29,6 +29,7 @@ class Row:
     learns:     whether acceptance statistics may learn from it
     fresh:      whether its prompt's result is unread
     done:       whether it has ended, or is to be removed
+    left:       whether its cache was taken, although the step that was submitted has a row for it
     """
 
     finished: Callable[[StepResult], bool]
@@ -39,6 +40,7 @@ class Row:
     learns: bool = True
     fresh: bool = True
     done: bool = False
+    left: bool = False
 
     @property
     def copy_source(self) -> CopySource | None:
