@@ -71,7 +71,7 @@ def report(**changes: object) -> TrainingReport:
         versions={"redrafter-mlx": "0.1.0", "mlx": "0.32.4", "mlx-lm": "0.32.2"},
         machine="Apple M9 Max, gpu, macOS 27.1",
         job=JOB,
-        corpus=CorpusSize(9, 2_345_678, 345_678, 12_345, 1, {"loop": 1_111, "duplicate": 22}),
+        corpus=CorpusSize(9, 9, 2_345_678, 345_678, 12_345, 1, {"loop": 1_111, "duplicate": 22}),
         recipe=RecurrentRecipe(DrafterConfig(576, 49152, 1152, 2, head="tied",
                                              draft_vocab_size=8192)),
         seconds=3725.0,
@@ -168,7 +168,7 @@ def test_no_name_breaks_the_front_matter_or_a_table(text: str) -> None:
             target=source(text, licence=text, fingerprint=text),
             machine=text,
             versions={text: text},
-            corpus=CorpusSize(1, 1, 0, 1, 1, {text: 3}),
+            corpus=CorpusSize(1, 1, 1, 0, 1, 1, {text: 3}),
         )
     )
     read = front_matter(card)
@@ -264,7 +264,7 @@ def test_limits_speak_of_rounding_only_where_there_is_any() -> None:
 def test_the_papers_form_is_named() -> None:
     card = render_card(
         report(
-            corpus=CorpusSize(5, 50, 0, 5, 1, {}),
+            corpus=CorpusSize(5, 5, 50, 0, 5, 1, {}),
             recipe=RecurrentRecipe(DrafterConfig(576, 49152, 1152, 1, rnn=False)),
         )
     )

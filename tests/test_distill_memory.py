@@ -52,5 +52,37 @@ def test_shards_without_texts_are_passed_over_however_few_are_read_at_once(tmp_p
     assert [len(batch.roots) for batch in one_by_one.epoch(0)] == [TOKENS, TOKENS]
 
 
+@pytest.mark.parametrize("memory", [1, 10**5, 10**9])
+@pytest.mark.parametrize("size", [7, 32, 90, 400])
+def test_a_pass_has_every_position_once_however_few_shards_are_read_at_once(
+    tmp_path: Path, memory: int, size: int
+) -> None:
+    """Except for those that fill no batch at its end."""
+    rng, paths, position = np.random.default_rng(0), [], 0
+    for i in range(9):
+        paths.append(tmp_path / f"block-{i:06d}.safetensors")
+        texts = []
+        for _ in range(rng.integers(1, 4)):
+            length = int(rng.integers(1, 60))
+            answer = np.arange(position, position + length, dtype=np.int32)
+            texts.append(Text([1], answer, answer[:, None].astype(np.float32)))
+            position += length
+        save_shard(Shard(texts, {}), paths[-1], {})
+    options = TrainOptions(draft_length=3, batch=size)
+    examples = Examples(tuple(paths), Extras(), options, memory)
+    assert examples.positions == position
+    for number in range(2):
+        batches = list(examples.epoch(number))
+        assert len(batches) == position // size
+        for batch in batches:
+            assert np.array_equal(np.array(batch.states)[:size, 0], np.array(batch.roots))
+            assert np.all(np.array(batch.labels - batch.roots[:, None])[batch.valid] > 0)
+        roots = [root for batch in batches for root in batch.roots.tolist()]
+        assert len(set(roots)) == len(roots) == position // size * size
+        for skip in range(len(batches)):
+            (first, *_) = examples.epoch(number, skip)
+            assert np.array_equal(first.roots, batches[skip].roots)
+
+
 def _drawn(rng: np.random.Generator, layers: int) -> np.ndarray:
     return rng.normal(size=(TOKENS, layers * D)).astype(np.float16)

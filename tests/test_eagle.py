@@ -418,6 +418,7 @@ def test_a_wrong_pair_is_refused_before_weights_are_read(
         ({"norm.weight": None}, r"lacks tensor norm.weight of shape \[32\]"),
         ({"fc.weight": np.ones((32, 95))}, "fc.weight has 95 columns"),
         ({"lm_head.weight": np.full((61, 32), np.nan)}, "lm_head.weight holds values that are not"),
+        ({"lm_head.weight": None}, "lacks tensor lm_head.weight"),
         ({"d2t": None}, r"lacks tensor d2t of shape \[61\]"),
         ({"d2t": np.full((61,), 200)}, "d2t does not lead to different tokens below 258"),
         ({"d2t": -np.arange(61)}, "d2t does not lead to different tokens"),

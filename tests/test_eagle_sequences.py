@@ -8,7 +8,12 @@ from eagle_samples import VOCAB
 from tiny import HIDDEN
 
 from redrafter_mlx.distill.corpus.shards import Text
-from redrafter_mlx.distill.forms.eagle_sequences import UnrolledCache, grouped, pad_together
+from redrafter_mlx.distill.forms.eagle_sequences import (
+    UnrolledCache,
+    group_lengths,
+    grouped,
+    pad_together,
+)
 
 
 def random_text(prompt: int, answer: int, layers: int, seed: int, hard: bool = True) -> Text:
@@ -77,3 +82,5 @@ def test_a_pass_has_every_text_once_in_an_order_of_its_seed() -> None:
     for group in first:
         assert sum(len(text.answer) for text in group) <= 64
         assert max(len(text.prompt) + len(text.answer) for text in group) * len(group) <= 128
+    lengths = [(len(text.prompt), len(text.answer)) for text in texts]
+    assert [[id(texts[i]) for i in some] for some in group_lengths(lengths, 64, "a")] == ids

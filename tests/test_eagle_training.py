@@ -27,6 +27,7 @@ from tiny import HIDDEN, byte_model, byte_tokenizer
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.distill.corpus.examples import Examples
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
@@ -35,7 +36,7 @@ from redrafter_mlx.distill.corpus.shards import Shard, Text, save_shard
 from redrafter_mlx.distill.drafter_forms import EagleForm
 from redrafter_mlx.distill.evaluation.acceptance import simulate_steps
 from redrafter_mlx.distill.forms.eagle import EagleStudent
-from redrafter_mlx.distill.forms.eagle_sequences import pad_together, unrolled_logits
+from redrafter_mlx.distill.forms.eagle_sequences import grouped, pad_together, unrolled_logits
 from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.forms.registry import recipe_for
 from redrafter_mlx.distill.options import TrainOptions
@@ -123,6 +124,22 @@ def fresh(target: Target, seed: int = 0) -> EagleStudent:
     student = recipe.student(recipe.fresh(target, counts, texts, seed), target, options)
     assert isinstance(student, EagleStudent)
     return student
+
+
+def test_the_steps_of_a_run_are_those_of_its_passes(model: nn.Module, tmp_path: Path) -> None:
+    """A batch has fewer answer tokens than it may: it has prompts and padding, too."""
+    student, texts = fresh(Target(model)), [random_text(150, 60, 2, seed=n) for n in range(40)]
+    paths = [tmp_path / f"{i}.safetensors" for i in range(2)]
+    for i, path in enumerate(paths):
+        save_shard(Shard(texts[i::2], {}), path, {})
+    options = replace(student.options, batch=512, epochs=3.0)
+    student.options = options
+    examples = Examples(tuple(paths), Extras(), options, 10**9)
+    (lengths,) = examples.lengths(0)
+    assert sorted(lengths) == [(150, 60)] * 40
+    passes = [grouped(texts, 512, f"0 {epoch}") for epoch in range(3)]
+    assert options.steps(student.batches(examples)) == sum(map(len, passes))
+    assert sum(map(len, passes)) > 1.5 * 3 * 40 * 60 / 512
 
 
 def save(student: EagleStudent, folder: Path) -> None:

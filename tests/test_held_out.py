@@ -61,9 +61,18 @@ def test_texts_are_held_out_even_if_all_their_prompts_are_trained_on(tmp_path: P
     shards = save(tmp_path, [[[1], [2]], [[2], [1]]])
     _, texts = hold_out(shards, lambda block: block == 0, Extras())
     assert sorted(text.prompt for text in texts) == [[1], [2]]
-    for held_out in (True, False):
-        with pytest.raises(BadInputError, match="too small"):
-            hold_out(shards, lambda _, held_out=held_out: held_out, Extras())
+    with pytest.raises(BadInputError, match="too small"):
+        hold_out(shards, lambda _: True, Extras())
+
+
+def test_if_the_held_out_blocks_are_empty_another_one_is_held_out(tmp_path: Path) -> None:
+    """Rather than nothing, after hours of writing: all their texts were left out."""
+    shards = save(tmp_path, [[], [], [[1], [2]], [[3]], [[4]]])
+    trained_on, texts = hold_out(shards, lambda block: block == 0, Extras())
+    assert trained_on == shards[3:]
+    assert sorted(text.prompt for text in texts) == [[1], [2]]
+    with pytest.raises(BadInputError, match="too small"):
+        hold_out(shards[:3], lambda block: block == 0, Extras())
 
 
 def test_accuracy_in_training_is_along_texts_of_several_blocks_that_are_trained_on(

@@ -89,7 +89,10 @@ def test_training_stays_within_a_macs_working_set(
     check_memory(machine.working_set, machine)
     with pytest.raises(BadInputError, match=str(machine.working_set)):
         check_memory(machine.working_set + 1, machine)
-    check_memory(machine.working_set + 1, replace(machine, on_cpu=True))
+    on_cpu = replace(machine, on_cpu=True)
+    check_memory(machine.working_set + 1, on_cpu)
+    with pytest.raises(BadInputError, match=str(machine.memory)):
+        check_memory(machine.memory + 1, on_cpu)
 
 
 @pytest.mark.parametrize("name", ["mistral-7b", "llama-3.1-8b", "qwen3-8b"])

@@ -45,10 +45,12 @@ from redrafter_mlx.distill.training.trainer import Step
 from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.drafting.checkpoint import read_config
 from redrafter_mlx.drafting.installed import drafter_folder
+from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading.load import load
 from redrafter_mlx.runtime.atomic_write import locked
 from redrafter_mlx.runtime.blas import BLAS, BlasStatus
 from redrafter_mlx.runtime.paths import bytes_below
+from redrafter_mlx.weights.fit.machine import this_machine
 
 Keys = dict[str, dict[str, object]]
 
@@ -171,6 +173,10 @@ def test_train_ends_with_a_drafter_that_is_used_and_a_verdict(
     again = ["train", "--config", str(output / "train.toml"), "--output"]
     assert main.run([*again, str(output)]) == 0
     assert (output / "model.safetensors").read_bytes() == before
+    more = str(int(0.9 * this_machine().memory))
+    assert main.run([*again, str(output), "--memory", more]) == 0, "the order of batches stays"
+    assert main.run([*again, str(output), "--memory", "1500000000"]) == 1
+    assert "give more --memory" in unwrapped(capsys.readouterr().err)
     (output / "metrics.jsonl").unlink()
     assert main.run([*again, str(output)]) == 0
     assert "The log of its training was removed" in (output / "README.md").read_text()
@@ -239,7 +245,7 @@ def test_a_corpus_cut_short_by_the_disk_is_reported() -> None:
         model="any", output=Path("out"), answer_tokens=1000, cache_bytes=5000,
         training=TrainOptions(batch=10),
     )  # fmt: skip
-    whole = CorpusSize(1, 1000, 0, 10, 4000, {})
+    whole = CorpusSize(1, 1, 1000, 0, 10, 4000, {})
     cut = replace(whole, answer_tokens=900)
     assert shortfall(whole, job, layers=True) is None
     given = replace(job, data=Path("given.jsonl"), labels="data")
@@ -474,6 +480,19 @@ def test_soft_labels_that_are_not_there_are_refused(
     config = options_file(tmp_path / "options.toml", soft)
     assert main.run(["train", "--config", str(config), "-o", str(tmp_path / "out")]) == 1
     assert "soft_share is 0.5" in capsys.readouterr().err
+
+
+def test_drafts_that_no_answer_is_long_enough_for_are_refused(tmp_path: Path) -> None:
+    def keys(longest: int) -> dict[str, object]:
+        return {
+            "model": "tiny",
+            "training": {"draft_length": 5},
+            "writing": {"max_answer_tokens": longest},
+        }
+
+    make_job(keys(6), tmp_path)
+    with pytest.raises(BadInputError, match="raise max_answer_tokens"):
+        make_job(keys(5), tmp_path)
 
 
 def test_an_options_file_reads_back_equal(tmp_path: Path) -> None:

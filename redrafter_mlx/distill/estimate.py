@@ -120,7 +120,7 @@ def estimate(
     beside = saved if same_disk(corpus.folder, job.output) else 0
     room = max(0, free_disk(corpus.folder) - beside)
     most = min(job.cache_bytes, bytes_below(corpus.folder) + room)
-    steps, held = job.training.steps(positions), plan(min(stored, most))
+    steps, held = job.training.steps(positions / job.training.batch), plan(min(stored, most))
     of_step = largest_trial(
         lambda size: _step_seconds(job, size, target, recipe),
         _FEW_POSITIONS,

@@ -71,6 +71,12 @@ class TrainingJob:
         for name, most in (("workers", _MAX_WORKERS), ("memory", None)):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 1, most)
+        length, answer = self.training.draft_length, self.writing.max_answer_tokens
+        if self.data is None and length >= answer:
+            raise BadInputError(
+                f"draft_length is {length}, and answers have {answer} tokens at most, so the last "
+                f"drafts would never be trained; raise max_answer_tokens"
+            )
         if self.labels == "data" and self.data is None:
             raise BadInputError("labels is 'data', and there are no given answers; give --data")
         if self.prompts and self.data is not None:

@@ -116,12 +116,13 @@ def plan_memory(
 def check_memory(memory: int | None, machine: Machine) -> None:
     """Raise BadInputError for more memory than a GPU's working set, beyond which a Mac swaps.
 
+    On a CPU, the limit is the machine's memory.
+
     memory: the user's limit; None, the default, is always within the working set
     """
-    if memory is not None and not machine.on_cpu and memory > machine.working_set:
-        raise BadInputError(
-            f"memory is {memory} bytes, and models may take {machine.working_set} here (--memory)"
-        )
+    most = machine.memory if machine.on_cpu else machine.working_set
+    if memory is not None and memory > most:
+        raise BadInputError(f"memory is {memory} bytes, and models may take {most} here (--memory)")
 
 
 def default_memory(machine: Machine) -> int:

@@ -147,6 +147,6 @@ class TrainOptions:
         many = max(1, round(hidden_size / 1024)) if self.optimizer == "muon" else 1
         return replace(self, accumulate=many)
 
-    def steps(self, positions: int) -> int:
-        """Return the number of optimiser steps over a corpus of `positions` positions."""
-        return max(1, round(self.epochs * positions / (self.batch * self.batches)))
+    def steps(self, of_pass: float) -> int:
+        """Return the number of optimiser steps, if one pass has this many batches."""
+        return max(1, round(self.epochs * of_pass / self.batches))

@@ -15,7 +15,7 @@ from redrafter_mlx.distill.corpus.examples import Examples, count_tokens, hold_o
 from redrafter_mlx.distill.corpus.filters import EXCLUDED
 from redrafter_mlx.distill.corpus.folder import CorpusGauge, CorpusGoal, CorpusJob, CorpusSize
 from redrafter_mlx.distill.corpus.prompts.given_texts import corpus_key, read_given
-from redrafter_mlx.distill.corpus.shards import Text, summarise_shard
+from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.corpus.workers import write_corpus
 from redrafter_mlx.distill.estimate import Estimate, check_disk, estimate, plain_seconds
 from redrafter_mlx.distill.evaluation.speed import TIMED_TOKENS, MeasuredRow, measure_speed
@@ -28,7 +28,7 @@ from redrafter_mlx.distill.preflight import check_output, least_blocks
 from redrafter_mlx.distill.report.card import TrainingReport, write_card
 from redrafter_mlx.distill.report.metrics import MetricsLog, best_quality, training_seconds
 from redrafter_mlx.distill.report.plots import draw_plots
-from redrafter_mlx.distill.training.checkpoint import load_checkpoint
+from redrafter_mlx.distill.training.checkpoint import load_checkpoint, made_by
 from redrafter_mlx.distill.training.trainer import Event, Trainer
 from redrafter_mlx.distributed.facts import facts_of
 from redrafter_mlx.distributed.group import Ranks
@@ -37,7 +37,7 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.runtime.device import chip_name, system_name
-from redrafter_mlx.runtime.paths import cache_dir
+from redrafter_mlx.runtime.paths import cache_dir, human_size
 from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.tree_check import check_trees
@@ -60,6 +60,9 @@ class TrainingRun:
 
     _written: CorpusSize
     """The corpus, once `write` has ended."""
+
+    _resumed_states: int | None = None
+    """Bytes of hidden states that were held at once when the run began, if it is resumed."""
 
     def __init__(
         self,
@@ -96,7 +99,11 @@ class TrainingRun:
         self._change(job)
         given = job.start_from
         self.started_from = None if given is None else self.recipe.check_start(given)
-        self._resumed = load_checkpoint(job.output, self._made_by()) is not None
+        found = made_by(job.output)
+        self._resumed = found is not None
+        if found is not None and isinstance(stored := found.get("memory"), int):
+            self._resume_with(stored)
+        load_checkpoint(job.output, self._made_by())
         if ranks is not None:
             files = (str(path.relative_to(self.folder)) for path in self.corpus_job.files(0))
             corpus = {"corpus": self.folder.name, "set of files": ", ".join(files)}
@@ -123,6 +130,21 @@ class TrainingRun:
         size = nbytes_of(self.loaded.model)
         return plan_memory(self.job, self.recipe, self.target, size, corpus_bytes=corpus_bytes)
 
+    def _resume_with(self, states: int) -> None:
+        """Hold as many bytes of states as when the run began: the order of batches rests on it."""
+        if states > self.plan.states:
+            raise BadInputError(
+                f"{self.job.output} holds a run with {human_size(states)} of hidden states in "
+                f"memory at once, and there is room for {human_size(self.plan.states)}; give more "
+                f"--memory to resume it, or another --output"
+            )
+        self._resumed_states = states
+
+    @property
+    def _states(self) -> int:
+        """Bytes of hidden states that are held at once."""
+        return self._resumed_states or self.plan.states
+
     def _made_by(self) -> dict[str, object]:
         """Return what must stay the same to resume a run; all that is known before the corpus."""
         return {
@@ -133,7 +155,7 @@ class TrainingRun:
             "read": [texts.folder for texts in self.extras.read],
             "drafter": self.recipe.record,
             "training": asdict(self.job.training),
-            "memory": self.plan.states,
+            "memory": self._states,
             "started_from": self.started_from,
         }
 
@@ -222,7 +244,6 @@ class TrainingRun:
         """Return the training loop on the written corpus."""
         job, options, target, extras = self.job, self.job.training, self.target, self.extras
         shards, (trained_on, held_out) = self._shards(), self._hold_out()
-        answered = sum(summarise_shard(path).answer_tokens for path in trained_on)
         first = next((texts for path in trained_on if (texts := extras.load(path))), [])
         if not first:
             raise BadInputError("the corpus holds no text to train on; write more of it")
@@ -235,11 +256,13 @@ class TrainingRun:
         few = max(1, sum(len(text.answer) for text in held_out) // 4)
         seen = sample_texts(trained_on, few, extras)
         trained_on += [read for shard in shards for read in extras.read_shards(shard)]
+        student = self.recipe.student(drafter, target, options)
+        examples = Examples(tuple(trained_on), extras.each, options, self._states)
         return Trainer(
-            self.recipe.student(drafter, target, options),
-            Examples(tuple(trained_on), extras.each, options, self.plan.states),
+            student,
+            examples,
             held_out,
-            options.steps(answered + self._written.read_tokens),
+            options.steps(student.batches(examples)),
             self._trained_for(SHAPES),
             job.output,
             {**self._made_by(), "blocks": len(shards)},

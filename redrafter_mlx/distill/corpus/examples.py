@@ -18,6 +18,7 @@ from redrafter_mlx.distill.corpus.shards import (
     load_arrays,
     naming_damage,
     outline_shard,
+    summarise_shard,
 )
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.errors import BadInputError
@@ -139,16 +140,39 @@ class Examples:
     memory: int
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
-        """Yield the batches of one pass, in another order each time, without the first `skip`."""
+        """Yield the batches of one pass, in another order each time, without the first `skip`.
+
+        Positions that fill no batch are in the first one of the next texts; at the pass's end they
+        are left out.
+        """
         at, size = 0, self.options.batch
+        rest, done = list[Text](), 0  # texts with positions left, and positions without these
         for texts in self.texts(number):
+            texts[:0] = rest
             laid = lay_out(texts, self.options.draft_length)
+            first, done = done, done + (len(laid) - done) // size * size
+            used = 0
+            while used < len(texts) and done >= len(texts[used].answer):
+                done -= len(texts[used].answer)
+                used += 1
+            rest = [text.copied() for text in texts[used:]]
             texts.clear()
-            for start in range(0, len(laid) - size + 1, size):
+            for start in range(first, len(laid) - size + 1, size):
                 at += 1
                 if at > skip:
                     yield laid.batch(start, size)
             del laid
+
+    @property
+    def positions(self) -> int:
+        """Number of positions in a pass."""
+        return sum(summarise_shard(path).answer_tokens for path in self.shards)
+
+    def lengths(self, epoch: int) -> Iterator[list[tuple[int, int]]]:
+        """Yield the lengths of prompt and answer of the texts that are in memory together."""
+        for paths in self._groups(epoch):
+            outlines = [text for path in paths for text in outline_shard(path)]
+            yield [(len(prompt) // np.dtype(np.int32).itemsize, n) for prompt, n in outlines]
 
     def texts(self, number: int) -> Iterator[list[Text]]:
         """Yield the texts of one pass in its order, as many together as memory allows."""
@@ -183,10 +207,13 @@ def hold_out(
     is not in the sample, unless all are.
 
     held_out: whether the block of this number is held out; `shards` are of the blocks 0, 1, ...
+      If all these are empty, the first block with texts is held out
     Raises BadInputError if there is nothing to train on or nothing to evaluate on.
     """
-    trained_on = [shard for block, shard in enumerate(shards) if not held_out(block)]
-    kept = [shard for block, shard in enumerate(shards) if held_out(block)]
+    filled = {block: s for block, s in enumerate(shards) if summarise_shard(s).texts}
+    apart = {block for block in filled if held_out(block)} or {*list(filled)[:1]}
+    trained_on = [shard for block, shard in filled.items() if block not in apart]
+    kept = [filled[block] for block in sorted(apart)]
     asked = {prompt for shard in trained_on for prompt, _ in outline_shard(shard)}
     texts = sample_texts(kept, _HELD_OUT_POSITIONS, extras, asked)
     texts = texts or sample_texts(kept, _HELD_OUT_POSITIONS, extras)

@@ -20,6 +20,9 @@ from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
 
+_LEAST_FILLED = 2
+"""Minimum number of blocks with texts: to hold one out, and to train on another."""
+
 _MOST_EMPTY = 3
 """Writing is given up after this many empty blocks in addition to those that are needed."""
 
@@ -62,10 +65,12 @@ class CorpusSize:
 
     blocks: without a gap, and only as many as the requested answer tokens need, so that the same
       request finds the same corpus even if more has been written
+    filled: number of blocks that hold texts
     read_tokens: tokens that are trained on, of prompts and of texts that are only read
     """
 
     blocks: int
+    filled: int
     answer_tokens: int
     read_tokens: int
     texts: int
@@ -89,7 +94,7 @@ class CorpusGoal:
 
     def reached(self, size: CorpusSize) -> bool:
         """Whether a corpus is large enough; raises BadInputError if its blocks stay empty."""
-        if size.texts == 0 and size.blocks >= self.least_blocks + _MOST_EMPTY:
+        if size.filled == 0 and size.blocks >= self.least_blocks + _MOST_EMPTY:
             why = ", ".join(f"{n} {reason}" for reason, n in size.left_out.items())
             raise BadInputError(
                 f"the first {size.blocks} blocks of the corpus hold no text to train on "
@@ -97,7 +102,7 @@ class CorpusGoal:
             )
         if size.bytes >= self.max_bytes:
             return True
-        if size.blocks < self.least_blocks:
+        if size.blocks < self.least_blocks or size.filled < _LEAST_FILLED:
             return False
         if size.answer_tokens >= self.answer_tokens:
             return True
@@ -128,13 +133,14 @@ class CorpusGauge:
     def size(self) -> CorpusSize:
         """Return what the corpus holds now, up to the goal's answer tokens."""
         job, goal = self._job, self._goal
-        blocks = tokens = read = texts = 0
+        blocks = filled = tokens = read = texts = 0
         left_out: Counter[str] = Counter()
-        while (tokens < goal.answer_tokens or blocks < goal.least_blocks) and all(
-            path.exists() for path in job.files(blocks)
-        ):
+        while (
+            tokens < goal.answer_tokens or blocks < goal.least_blocks or filled < _LEAST_FILLED
+        ) and all(path.exists() for path in job.files(blocks)):
             shard = self._summary(job.path(blocks))
             tokens, texts = tokens + shard.answer_tokens, texts + shard.texts
+            filled += shard.texts > 0
             left_out.update(shard.left_out)
             for texts_read in job.extras.read:
                 read += self._summary(texts_read.path(job.path(blocks))).answer_tokens
@@ -145,4 +151,4 @@ class CorpusGauge:
         ]
         files = [path for block in there for path in job.files(block)]
         on_disk = sum(path.stat().st_size for path in files if path.exists())
-        return CorpusSize(blocks, tokens, read, texts, on_disk, left_out)
+        return CorpusSize(blocks, filled, tokens, read, texts, on_disk, left_out)

@@ -218,7 +218,7 @@ def _write(
         size = 1
     elif room is not None:
         columns = max(map(len, prompts)) + max(row.limit for row in rows)
-        size = max(1, room // row_bytes(target, columns))
+        size = min(size, max(1, room // row_bytes(target, columns)))
     while rows:
         some, rows = rows[:size], rows[size:]
         _Batch(target, prompts, some, keys[:size]).write(eos, temperature, stop_at_loops)

@@ -20,6 +20,7 @@ from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_qu
 from redrafter_mlx.distill.forms.eagle_sequences import (
     PADDED,
     Sequences,
+    group_lengths,
     grouped,
     pad_together,
     unrolled_logits,
@@ -177,6 +178,10 @@ class EagleStudent(Student):
         )
         for group in islice(groups, skip, None):
             yield partial(self.loss, self.batch(group))
+
+    def batches(self, examples: Examples) -> float:
+        size, seed = self.options.batch, str(self.options.seed)
+        return sum(len(group_lengths(some, size, seed)) for some in examples.lengths(epoch=0))
 
     def batch(self, texts: Sequence[Text]) -> Sequences:
         T, D = self.options.draft_length, self._target.hidden_size

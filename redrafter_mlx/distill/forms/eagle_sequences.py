@@ -55,17 +55,24 @@ def grouped(texts: Sequence[Text], size: int, seed: str) -> list[list[Text]]:
     With prompts and padding, a group takes at most twice as many positions. A longer text forms a
     group alone.
     """
+    lengths = [(len(text.prompt), len(text.answer)) for text in texts]
+    return [[texts[i] for i in group] for group in group_lengths(lengths, size, seed)]
+
+
+def group_lengths(lengths: Sequence[tuple[int, int]], size: int, seed: str) -> list[list[int]]:
+    """Return the groups of `grouped` as indices, from the lengths of prompts and answers."""
     drawn = random.Random(seed)
-    usable = [text for text in texts if _length(text) >= _LEAST_TOKENS]
-    usable.sort(key=lambda text: _length(text) * drawn.uniform(0.9, 1.1))
-    groups: list[list[Text]] = []
+    usable = [i for i, text in enumerate(lengths) if sum(text) >= _LEAST_TOKENS]
+    usable.sort(key=lambda i: sum(lengths[i]) * drawn.uniform(0.9, 1.1))
+    groups: list[list[int]] = []
     longest = answers = 0
-    for text in usable:
-        longest, answers = max(longest, _length(text)), answers + len(text.answer)
+    for i in usable:
+        length, answer = sum(lengths[i]), lengths[i][1]
+        longest, answers = max(longest, length), answers + answer
         if not groups or answers > size or longest * (len(groups[-1]) + 1) > PADDED * size:
             groups.append([])
-            longest, answers = _length(text), len(text.answer)
-        groups[-1].append(text)
+            longest, answers = length, answer
+        groups[-1].append(i)
     drawn.shuffle(groups)
     return groups
 

@@ -65,6 +65,10 @@ class Student(ABC):
         """Yield the loss of each batch of one pass over the corpus, without the first `skip`."""
 
     @abstractmethod
+    def batches(self, examples: Examples) -> float:
+        """Return the number of batches in a pass over the corpus, about the same in each."""
+
+    @abstractmethod
     def batch(self, texts: Sequence[Text]) -> Batch | Sequences:
         """Return a batch of texts, which fit in one."""
 

@@ -39,6 +39,9 @@ class PositionStudent(Student):
         for batch in examples.epoch(epoch, skip):
             yield partial(self.loss, batch)
 
+    def batches(self, examples: Examples) -> float:
+        return examples.positions / self.options.batch
+
     def batch(self, texts: Sequence[Text]) -> Batch:
         return lay_out(texts, self.options.draft_length).batch(0, self.options.batch)
 

@@ -17,6 +17,8 @@ from redrafter_mlx.runtime.atomic_write import atomic_write, remove_abandoned
 CHECKPOINT = "checkpoint.safetensors"
 FORMAT = "redrafter-mlx training 1"
 
+_REMEDY = "delete it to train from the start"
+
 
 @dataclass
 class Progress:
@@ -55,6 +57,19 @@ def save_checkpoint(state: Checkpoint, folder: Path) -> None:
         mx.save_safetensors(str(partial), arrays, {"format": FORMAT, "state": record})
 
 
+def made_by(folder: Path) -> dict[str, object] | None:
+    """Return what identifies the run in a folder, None if there is none.
+
+    Raises DamagedFileError, naming the file, if it is not a checkpoint.
+    """
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return None
+    with naming_damage(path, _REMEDY):
+        _, metadata = load_arrays(path, FORMAT)
+        return dict(json.loads(metadata["state"])["made_by"])
+
+
 def load_checkpoint(folder: Path, made_by: Mapping[str, object]) -> Checkpoint | None:
     """Return the checkpoint of the run in a folder, None if there is none.
 
@@ -66,7 +81,7 @@ def load_checkpoint(folder: Path, made_by: Mapping[str, object]) -> Checkpoint |
     remove_abandoned(folder.glob(f".*.{CHECKPOINT}"))
     if not path.exists():
         return None
-    with naming_damage(path, "delete it to train from the start"):
+    with naming_damage(path, _REMEDY):
         arrays, metadata = load_arrays(path, FORMAT)
         mx.eval(arrays)
         record = json.loads(metadata["state"])

@@ -184,6 +184,8 @@ def _read(
     same_size = hidden_size == target.hidden_size
     copied = "target_layer_ids" in files.config  # DeepSpec freezes a copy of the target's head
     own_head = not same_size or ("lm_head.weight" in names and not copied)
+    if not own_head and not copied and (names.get("d2t") or (vocab_size,))[0] < vocab_size:
+        raise DamagedFileError(f"{files.tensors.path} lacks tensor lm_head.weight, and has d2t")
     trained = "embed_tokens.weight" in names and files.flag("embed_requires_grad", False)
     rope_base, rope_scaling = _rope(files)
     n_layers = len({name.split(".")[1] for name in names if name.startswith("layers.")})
