@@ -310,7 +310,7 @@ def test_an_answer_that_joins_a_batch_copies_again() -> None:
     row = sequence(len(text), TextIndex(Lookup(), text))
     policy.next_shape([row])
     for _ in range(40):
-        copies.learn(1.0, 0.0)
+        copies.learn(8, 1.0, 0.0)
     assert policy.plan_copies([row], [PLAIN], [False]) == [None]
     for _ in range(3):
         policy.begin_answer()
@@ -348,6 +348,6 @@ def test_a_row_that_ended_takes_its_planned_copies_along() -> None:
         nodes = [*range(plan.shape.nodes)]
         policy.learn(rows[1:], [step_result(plan.shape, [0] * len(nodes), nodes, [0], copied=True)])
         policy.learn([], [])
-        return policy.acceptance.copies.trust
+        return policy.acceptance.copies.trust(8)
 
     assert trust(other=True) == trust(other=False) < 1

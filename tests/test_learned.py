@@ -27,9 +27,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def learned(steps: int = 200) -> AcceptanceStatistics:
     policy = AnswerPolicy(COSTS)
     decode(policy, COSTS, [Text(0.9, 1)] * steps)
-    policy.acceptance.copies.learn(0.9, 0.5)
+    policy.acceptance.copies.learn(2, 0.9, 0.5)
     for cost in (0.8, 0.9, 0.7, 0.8):
-        policy.acceptance.copies.learn_cost(cost)
+        policy.acceptance.copies.learn_cost(4, cost)
     return policy.acceptance
 
 
@@ -56,7 +56,7 @@ def test_what_is_read_is_what_was_saved() -> None:
     assert read["greedy"].steps().tolist() == known.steps().tolist()
     assert read["greedy"].chances().tolist() == known.chances().tolist()
     assert read["greedy"].to_record() == known.to_record()
-    assert read["greedy"].copies.cost == known.copies.cost == 0.9
+    assert read["greedy"].copies.cost(4) == known.copies.cost(4) == 0.8
 
 
 def test_another_setup_has_learned_nothing() -> None:

@@ -662,7 +662,7 @@ def test_asking_for_the_best_shape_begins_no_text(bench: Bench, model: nn.Module
     policy = tuner.policy("greedy")
     copies = policy.acceptance.copies
     for _ in range(5):
-        copies.learn(1.0, 0.0)
+        copies.learn(8, 1.0, 0.0)
     tuner.record(policy)
     before = copies.to_record()
     tuner.best_shape(2)

@@ -19,9 +19,6 @@ decays exponentially, so these guesses return, and are probed when they promise 
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -29,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from redrafter_mlx.autotune.copy_statistics import CopyStatistics
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.decoding.step_result import StepResult
 
@@ -46,74 +44,6 @@ _FIRST_CHANCE = 0.6
 _RESCUE = 0.35
 """Share of the misses that one more beam is assumed to catch, times the narrower beams' own
 acceptance rate: a drafter whose first guesses are worthless has no better second ones."""
-
-_COPY_PRIOR = 1.0
-"""Weight, in copies, of the assumption that copies are accepted as far as expected."""
-
-_RENEWED = 1 / 3
-"""Share of the lost trust in copies that the next text begins with again: one more is tried."""
-
-_COPY_COST = 1.3
-"""Assumed time of a step with copies, as a share of a drafted step with as many query rows: its
-call is seldom compiled, and the host builds it while the device waits. Measured on two CPU cores;
-then learned from steps."""
-
-
-class CopyStatistics:
-    """Statistics of copies of the text: how many are accepted, and what their steps cost."""
-
-    def __init__(self) -> None:
-        self._expected = self._accepted = _COPY_PRIOR
-        self._costs = deque([_COPY_COST] * 3, maxlen=9)  # of the last steps; the median is used
-
-    def learn(self, expected: float, accepted: float) -> None:
-        """Record a copy: the expected and the actual share of its drafts that were accepted.
-
-        Copies count alike, however long they are: drafts after a wrong one tell nothing more.
-        """
-        self._expected = _DECAY * self._expected + expected
-        self._accepted = _DECAY * self._accepted + accepted
-
-    def learn_cost(self, cost: float) -> None:
-        """Record the time of a step with copies as a share of a drafted step's.
-
-        NaN is ignored, and so is what cannot be: a step that took less than its drafting.
-        """
-        if cost > 0:
-            self._costs.append(cost)
-
-    @property
-    def trust(self) -> float:
-        """How far copies were accepted lately, as a share of what was expected; at most 1."""
-        return min(self._accepted / self._expected, 1.0)
-
-    @property
-    def cost(self) -> float:
-        """Time of a step with copies, as a share of a drafted step with as many query rows."""
-        return statistics.median(self._costs)
-
-    def to_record(self) -> list[float]:
-        """Return a record for a file; `from_record` is the inverse."""
-        return [self._expected, self._accepted, *self._costs]
-
-    @classmethod
-    def from_record(cls, record: Sequence[float]) -> CopyStatistics:
-        """Read a record; raises ValueError for numbers that cannot be statistics."""
-        known = cls()
-        if not all(0 < number < math.inf for number in record):
-            raise ValueError(f"{record} cannot have been measured")
-        known._expected, known._accepted, *costs = record
-        known._costs = deque(costs or known._costs, known._costs.maxlen)
-        return known
-
-    def begin_answer(self) -> None:
-        """Move part of the way back to what is assumed, for another text.
-
-        Otherwise no evidence could bring back copies that are no longer tried.
-        """
-        trust = self.trust + _RENEWED * (1 - self.trust)
-        self._expected, self._accepted = _COPY_PRIOR, _COPY_PRIOR * trust
-        self._costs.append(_COPY_COST)
 
 
 class AcceptanceStatistics:

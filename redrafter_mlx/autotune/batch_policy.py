@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +65,19 @@ _CONTEXT_STEP = 64
 """Number of tokens after which costs are updated; they change by a few percent in 2,000 tokens."""
 
 
+class _Copied(NamedTuple):
+    """Planned copies by row, and what is predicted of their step.
+
+    nodes:   of the step's largest tree
+    drafted: the largest shape that was drafted before
+    """
+
+    copies: dict[Row, Copy]
+    nodes: int
+    seconds: float
+    drafted: BeamShape
+
+
 class BatchPolicy:
     """Chooses the shapes of one batch, step by step; a single answer is a batch of one row.
 
@@ -98,8 +112,7 @@ class BatchPolicy:
         self._plain_steps: Counter[int] = Counter()  # to be timed, by batch size
         self._probes: deque[BeamShape] = deque()  # unread
         self._stale = True
-        # Planned copies, the predicted seconds of their step, the largest shape drafted before.
-        self._copied: deque[tuple[Mapping[Row, Copy], float, BeamShape]] = deque()
+        self._copied: deque[_Copied] = deque()  # unread
 
     def begin_answer(self) -> None:
         """Give another chance, for the text of an answer that joins, to what was given up."""
@@ -151,7 +164,8 @@ class BatchPolicy:
         trees, seconds = choice
         plans = [tree.plan for tree in trees]
         copies = {row: plan.copies[0] for row, plan in zip(rows, plans, strict=True) if plan}
-        self._copied.append((copies, seconds, largest))
+        nodes = max(tree.shape.nodes for tree in trees)
+        self._copied.append(_Copied(copies, nodes, seconds, largest))
         after = self._draft_after([tree.holds for tree in trees])
         return [plan and replace(plan, draft_after=plan.joined or after) for plan in plans]
 
@@ -165,10 +179,9 @@ class BatchPolicy:
         if not math.isnan(steps[0].seconds):
             self.seconds += steps[0].seconds
             self.steps += 1
-        copies: Mapping[Row, Copy] = {}
-        cost = math.nan
+        copies, nodes, cost = dict[Row, Copy](), 0, math.nan
         if any(step.copied for step in steps):
-            copies, cost = self._planned(rows, steps)
+            copies, nodes, cost = self._planned(rows, steps)
         else:
             self._learn_times(steps)
         for biased in (False, True):
@@ -176,10 +189,11 @@ class BatchPolicy:
             copied = [(copies[row], step) for row, step in mine if step.copied]
             drafts = [step for _, step in mine if not step.copied and step.shape.length > 1]
             if copied:
-                self.acceptance.of(biased=biased).copies.learn_cost(cost)
+                self.acceptance.of(biased=biased).copies.learn_cost(nodes, cost)
             for copy, step in copied:
                 n, right = len(copy.tokens), common_prefix(copy.tokens, step.tokens)
-                self.acceptance.of(biased=biased).copies.learn(copy.expected / n, right / n)
+                known = self.acceptance.of(biased=biased).copies
+                known.learn(copy.matched, copy.expected / n, right / n)
             if drafts:
                 self.acceptance.of(biased=biased).learn(*drafts)
                 self._stale = True
@@ -207,15 +221,15 @@ class BatchPolicy:
 
     def _planned(
         self, rows: Sequence[Row], steps: Sequence[StepResult]
-    ) -> tuple[Mapping[Row, Copy], float]:
-        """Return a step's copies by row, and its time as a share of the predicted one."""
+    ) -> tuple[dict[Row, Copy], int, float]:
+        """Return a step's copies by row, its nodes, and its time as a share of the predicted."""
         copied = [row for row, step in zip(rows, steps, strict=True) if step.copied]
-        copies, predicted, drafted = self._copied.popleft()
+        copies, nodes, predicted, drafted = self._copied.popleft()
         while not all(row in copies for row in copied):
-            copies, predicted, drafted = self._copied.popleft()  # all rows of that plan have ended
+            copies, nodes, predicted, drafted = self._copied.popleft()  # whose rows have ended
         # The cost model is off for this step by about as much as for others.
         seconds = steps[0].seconds / self._times.slowness(len(rows))
-        return copies, (seconds - self._drafting(drafted, len(rows))) / predicted
+        return copies, nodes, (seconds - self._drafting(drafted, len(rows))) / predicted
 
     def _drafted(self, row: Row, shape: BeamShape, drawn: bool) -> Drafted:
         """Return what copies may replace or join in a row."""

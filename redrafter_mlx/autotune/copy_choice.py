@@ -7,16 +7,13 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from redrafter_mlx.autotune.acceptance import CopyStatistics
+from redrafter_mlx.autotune.copy_statistics import LONG_MATCH, CopyStatistics
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.decoding.copies import CopyPlan
 from redrafter_mlx.drafting.prompt_lookup import Copy
 
 _COPY_LENGTHS = (1, 3, 7, 15, 31)
 """Numbers of copied drafts; few, because each row count needs its own compiled graph."""
-
-_LONG_MATCH = 8
-"""Shorter matches are copied for at most twice their length, however well others were accepted."""
 
 _COPY_MARGIN = 0.3
 """Minimum number of tokens that a copy must promise beyond the tree as it was drafted. Less is
@@ -73,30 +70,30 @@ def best_copies(
       drafted_seconds: seconds of the step with the trees as they were drafted, without drafting
       seconds_of: the same as a function of the nodes and the width of the largest tree
     """
-    trust = statistics.trust
     best = sum(row.tokens for row in rows) / len(rows) - pace * drafted_seconds + _COPY_MARGIN
     chosen = None
     for count in (n for n in _COPY_LENGTHS if n <= max(_most_copied(row.match) for row in rows)):
         for joined in (False, True) if any(row.branches for row in rows) else (False,):
-            trees = [_with_copy(row, count, joined, trust) for row in rows]
+            trees = [_with_copy(row, count, joined, statistics) for row in rows]
             nodes = max(tree.shape.nodes for tree in trees)
             if nodes > most_nodes:
                 continue
             seconds = seconds_of(nodes, max(tree.shape.width for tree in trees))
             tokens = sum(tree.tokens for tree in trees) / len(trees)
-            gain = tokens - pace * statistics.cost * seconds
+            gain = tokens - pace * statistics.cost(nodes) * seconds
             if gain > best:
                 best, chosen = gain, (trees, seconds)
     return chosen
 
 
-def _with_copy(row: Drafted, longest: int, joined: bool, trust: float) -> CopyTree:
+def _with_copy(row: Drafted, longest: int, joined: bool, statistics: CopyStatistics) -> CopyTree:
     """Return a row's tree with as many copied drafts as its match allows, at most `longest`."""
     most = min(longest, _most_copied(row.match))
     count = max((n for n in _COPY_LENGTHS if n <= most), default=0)
     if row.match is None or count == 0:
         return CopyTree(None, row.shape, row.tokens)
     copy = Copy(row.match.tokens[:count], row.match.log_probs[:count], row.match.matched)
+    trust = statistics.trust(copy.matched)
     holds = [trust * math.exp(p) for p in copy.log_probs]
     joined = joined and bool(row.branches)
     shape = BeamShape(1, count + 1)
@@ -108,11 +105,14 @@ def _with_copy(row: Drafted, longest: int, joined: bool, trust: float) -> CopyTr
 
 
 def _most_copied(copy: Copy | None) -> int:
-    """Return the number of drafts that may be copied from a match."""
+    """Return the number of drafts that may be copied from a match.
+
+    From a match that is not long, at most twice its length, however well others were accepted.
+    """
     if copy is None:
         return 0
     drafts = len(copy.log_probs)
-    return min(2 * copy.matched, drafts) if copy.matched < _LONG_MATCH else drafts
+    return min(2 * copy.matched, drafts) if copy.matched < LONG_MATCH else drafts
 
 
 def _accepted(holds: Sequence[float], branches: Sequence[float]) -> float:
