@@ -17,9 +17,9 @@ import mlx.nn as nn
 from mlx_lm.generate import generate_step
 
 from redrafter_mlx.config import DEFAULT_BEAM_SHAPE, PLAIN, BeamShape, GenerationOptions
-from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefix_cache import common_prefix
+from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter

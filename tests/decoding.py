@@ -10,10 +10,10 @@ import pytest
 from constraints import Rules
 from policies import decode_with
 
-from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.row import BatchShapes
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
+from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.speculation.sampling import sequence_keys
 

@@ -21,7 +21,7 @@ from tiny import byte_model, byte_tokenizer, random_drafter, random_model, tiny_
 from redrafter_mlx.bench.measure.batches import BatchRunner
 from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.config import BeamShape, GenerationOptions
-from redrafter_mlx.decoding.batch import decode
+from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.distill.corpus.folder import CorpusGoal, CorpusJob
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation

@@ -16,9 +16,10 @@ from test_sampling import chi_square, critical
 from tiny import byte_tokenizer, random_drafter, random_model, truncated
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding.batch import Batch, decode
+from redrafter_mlx.decoding.batch import Batch
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.row import FixedShape, Row
+from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.state import RowOptions
 from redrafter_mlx.decoding.step_result import StepResult, read_report
 from redrafter_mlx.drafting.draft_model import DraftModel

@@ -13,9 +13,9 @@ from test_target import tree_for
 from tiny import random_model
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefill import Prefill
+from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.speculation.accept import accept
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target.cache_slots import with_capacity

@@ -20,9 +20,9 @@ from test_sampling import chi_square, critical
 from tiny import byte_model, byte_tokenizer, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.constraint import Constraint, allowed_tokens, constrained
 from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step_result import StepResult, read_report
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.prompt_lookup import Lookup

@@ -13,8 +13,8 @@ from tiny import plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding import batch
-from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.state import DecodeState, Drafts
 from redrafter_mlx.decoding.step_result import StepOutput, StepResult, read_report
 from redrafter_mlx.drafting.interface import Drafter

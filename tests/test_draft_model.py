@@ -18,11 +18,11 @@ from tiny import VOCAB, Words, byte_model, byte_tokenizer, plain_tokens, random_
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding import sequence_cache
-from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.row import BatchShapes
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
+from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.drafting.draft_model import DraftModel, check_same_tokens
 from redrafter_mlx.drafting.interface import Memory, Seen

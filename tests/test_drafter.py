@@ -15,8 +15,8 @@ from mlx.utils import tree_flatten
 from tiny import HIDDEN, VOCAB, load_drafter, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.recurrent import RecurrentDrafter

@@ -10,11 +10,11 @@ from tiny import plain_tokens, random_model
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding import prefix_cache
-from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.prefix_cache import PrefixCache, common_prefix
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
+from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.state import root_alone
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.drafting.interface import Features, Memory, Seen

@@ -16,8 +16,8 @@ from test_decode import SHAPES
 from tiny import random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.speculation.sampling import (
     choose,

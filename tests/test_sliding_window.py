@@ -17,10 +17,11 @@ from test_target import assert_tree_equals_sequences
 from tiny import VOCAB, byte_tokenizer, plain_tokens, random_model
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding.batch import Batch, decode
+from redrafter_mlx.decoding.batch import Batch
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.row import FixedShape
+from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.distill.corpus.reader import continuations
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.prompt_lookup import Lookup

@@ -15,8 +15,8 @@ from tiny import plain_tokens, truncated
 
 from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS, read_questions
 from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
-from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.state import DecodeState, RowOptions
 from redrafter_mlx.decoding.step_result import StepResult, read_report
 from redrafter_mlx.drafting import recurrent

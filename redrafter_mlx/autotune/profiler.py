@@ -40,8 +40,8 @@ from redrafter_mlx.autotune.cost_model import (
 )
 from redrafter_mlx.autotune.timed_calls import Call, drafting_call, seconds_of, verification_call
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.runtime.blas import BLAS

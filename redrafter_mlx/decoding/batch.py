@@ -13,23 +13,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import mlx.core as mx
 
 from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.decoding.constraint import Constraint
 from redrafter_mlx.decoding.copies import CopyPlan
 from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.decoding.row import BatchShapes, FixedShape, Row
+from redrafter_mlx.decoding.row import BatchShapes, Row
 from redrafter_mlx.decoding.rows import join_states, take_states, with_copies
 from redrafter_mlx.decoding.sequence_cache import SequenceCache, SequenceSnapshot
 from redrafter_mlx.decoding.state import DecodeState, Drafts, RowDrafts
 from redrafter_mlx.decoding.step_result import StepOutput, StepResult, read_report
 from redrafter_mlx.drafting.interface import Drafter
-from redrafter_mlx.drafting.prompt_lookup import TextIndex
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target.cache_slots import round_up
@@ -294,34 +292,6 @@ class Batch:
             for state in states:
                 state.cache.catch_up(drafter)
         return rows, states
-
-
-def decode(
-    decoder: Decoder,
-    cache: SequenceCache,
-    start: int,
-    prompt: list[int],
-    keys: mx.array,
-    finished: Callable[[StepResult], bool],
-    constraint: Constraint | None = None,
-) -> Generator[StepResult, None, None]:
-    """Decode one sequence; the cache already holds the first `start` tokens of its prompt.
-
-    Yield the prompt's result, then one result per step, until `finished` returns True; nothing is
-    computed after that. The target's lock is not held across a yield. Closing the iterator leaves
-    the cache ready to be kept. `finished` advances the `constraint`.
-    """
-    index = None if decoder.lookup is None else TextIndex(decoder.lookup, prompt)
-    row = Row(finished, len(prompt), index, constraint)
-    batch, lock = Batch(decoder, FixedShape(decoder.shape)), decoder.target.lock
-    with BLAS.threads_by_rows():
-        with lock:
-            first = decoder.start(cache, start, [prompt], keys, constraints=[constraint])
-            batch.join(row, *first)
-        while batch.rows:
-            with lock:
-                advanced = batch.advance()
-            yield advanced.results[row]
 
 
 def submit(state: DecodeState, output: StepOutput, drafted: Sequence[Drafts] = ()) -> None:
