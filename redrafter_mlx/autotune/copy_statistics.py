@@ -26,8 +26,8 @@ _COST = 1.3
 call is seldom compiled, and the host builds it while the device waits. Measured on two CPU cores;
 then learned from steps."""
 
-_LONG_COST = 1.0
-"""The same for a long call, of whose time the host's part is a small one."""
+_LONG_COST, _LONG_NODES = 1.0, 9
+"""The same for trees with as many nodes or more: the host's part of so long a call is small."""
 
 _ENOUGH_COSTS, _MOST_COSTS = 3, 5
 """Minimum and maximum number of a size's last steps, whose median is its cost."""
@@ -88,7 +88,7 @@ class CopyStatistics:
         own, usual = self._by_size.get(_size(nodes), ()), statistics.median(self._costs)
         if len(own) >= _ENOUGH_COSTS:
             return statistics.median(own)
-        return usual if nodes <= LONG_MATCH else min(usual, _LONG_COST)
+        return usual if nodes < _LONG_NODES else min(usual, _LONG_COST)
 
     def begin_answer(self) -> None:
         """Move part of the way back to what is assumed, for another text.

@@ -7,7 +7,9 @@ memory that the run may use.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from redrafter_mlx.distill.corpus.generation import row_bytes
 from redrafter_mlx.distill.corpus.hidden_states import host_size
@@ -111,6 +113,24 @@ def plan_memory(
     held = int(held / on_disk)
     writing = memory - room(workers) * workers + rows * row * workers
     return MemoryPlan(workers, room(workers), states, writing, fixed + held)
+
+
+def states_held(plan: MemoryPlan, made_by: Mapping[str, object] | None, output: Path) -> int:
+    """Return the bytes of hidden states that a run holds at once: its order of batches rests on it.
+
+    made_by: the record of the run in the folder `output`, which began with some memory; or None
+    Raises BadInputError if there is less memory now.
+    """
+    began = None if made_by is None else made_by.get("memory")
+    if not isinstance(began, int):
+        return plan.states
+    if began > plan.states:
+        raise BadInputError(
+            f"{output} holds a run with {human_size(began)} of hidden states at once, and there is "
+            f"room for {human_size(plan.states)}; give more --memory to resume it, or another "
+            f"--output"
+        )
+    return began
 
 
 def check_memory(memory: int | None, machine: Machine) -> None:

@@ -22,7 +22,12 @@ from redrafter_mlx.distill.evaluation.speed import TIMED_TOKENS, MeasuredRow, me
 from redrafter_mlx.distill.forms.registry import recipe_for
 from redrafter_mlx.distill.hours import PLANNED_EPOCHS, BlockSize, Pace, Schedule
 from redrafter_mlx.distill.job import TrainingJob
-from redrafter_mlx.distill.memory_plan import MemoryPlan, check_memory, plan_memory
+from redrafter_mlx.distill.memory_plan import (
+    MemoryPlan,
+    check_memory,
+    plan_memory,
+    states_held,
+)
 from redrafter_mlx.distill.options_file import OPTIONS, to_toml
 from redrafter_mlx.distill.preflight import check_output, least_blocks
 from redrafter_mlx.distill.report.card import TrainingReport, write_card
@@ -37,7 +42,7 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.runtime.device import chip_name, system_name
-from redrafter_mlx.runtime.paths import cache_dir, human_size
+from redrafter_mlx.runtime.paths import cache_dir
 from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.tree_check import check_trees
@@ -60,9 +65,6 @@ class TrainingRun:
 
     _written: CorpusSize
     """The corpus, once `write` has ended."""
-
-    _resumed_states: int | None = None
-    """Bytes of hidden states that were held at once when the run began, if it is resumed."""
 
     def __init__(
         self,
@@ -101,8 +103,7 @@ class TrainingRun:
         self.started_from = None if given is None else self.recipe.check_start(given)
         found = made_by(job.output)
         self._resumed = found is not None
-        if found is not None and isinstance(stored := found.get("memory"), int):
-            self._resume_with(stored)
+        self._states = states_held(self.plan, found, job.output)
         load_checkpoint(job.output, self._made_by())
         if ranks is not None:
             files = (str(path.relative_to(self.folder)) for path in self.corpus_job.files(0))
@@ -129,21 +130,6 @@ class TrainingRun:
     def _plan(self, corpus_bytes: int | None = None) -> MemoryPlan:
         size = nbytes_of(self.loaded.model)
         return plan_memory(self.job, self.recipe, self.target, size, corpus_bytes=corpus_bytes)
-
-    def _resume_with(self, states: int) -> None:
-        """Hold as many bytes of states as when the run began: the order of batches rests on it."""
-        if states > self.plan.states:
-            raise BadInputError(
-                f"{self.job.output} holds a run with {human_size(states)} of hidden states in "
-                f"memory at once, and there is room for {human_size(self.plan.states)}; give more "
-                f"--memory to resume it, or another --output"
-            )
-        self._resumed_states = states
-
-    @property
-    def _states(self) -> int:
-        """Bytes of hidden states that are held at once."""
-        return self._resumed_states or self.plan.states
 
     def _made_by(self) -> dict[str, object]:
         """Return what must stay the same to resume a run; all that is known before the corpus."""
