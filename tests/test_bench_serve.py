@@ -189,6 +189,27 @@ def test_the_table_compares_servers_and_questions_differ_from_load_to_load(
     assert len(asked) == 1 + 5 * len(OWN_QUESTIONS), "a second run finds none in a server's cache"
 
 
+@pytest.mark.parametrize(("end", "status"), [(KeyboardInterrupt(), 130), (ServerError("full"), 1)])
+def test_loads_that_were_measured_are_printed_after_ctrl_c_or_an_error(
+    end: BaseException,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def measured(server: Server, load: Load) -> list[Answered]:
+        if load.users == 2:
+            raise end
+        return measure_load(server, load)
+
+    monkeypatch.setattr("redrafter_mlx.cli.bench.serve.measure_load", measured)
+    with answering(echo) as url:
+        line = ["bench", "serve", "--url", url, "--users", "1,2", "--json"]
+        assert main.run(line) == status
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [row["users"] for row in found["rows"]] == [1]
+    assert found["interrupted"] == (status == 130)
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

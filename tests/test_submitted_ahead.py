@@ -19,6 +19,7 @@ from redrafter_mlx.decoding.row import FixedShape, Row
 from redrafter_mlx.decoding.step_result import StepResult, read_report
 from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
 from redrafter_mlx.speculation.sampling import sequence_keys
+from redrafter_mlx.target.kv_cache import CAPACITY_STEP
 
 
 def steps(sequence: Decoded) -> list[tuple[object, ...]]:
@@ -153,6 +154,27 @@ def test_a_plain_step_between_trees_is_timed_without_the_host_that_it_waits_for(
         batch.advance()
     timed = [step for step in sequence.results if not math.isnan(step.seconds)]
     assert {(step.query_rows == 1, step.seconds) for step in timed} == {(True, 0), (False, 1)}
+
+    # A step that waits in plain decoding too is timed as it is.
+    decoder, sequence = replace(ahead, lookup=Lookup(1)), Decoded([1, 2], 30)
+    batch = Batch(decoder, FixedShape(PLAIN))
+    sequence.join(batch, decoder).finished = finished
+    while batch.rows:
+        batch.advance()
+    assert {step.seconds for step in sequence.results if not math.isnan(step.seconds)} == {1}
+
+
+def test_a_long_row_that_left_takes_no_more_room() -> None:
+    """Otherwise an answer that goes on might be ended for want of memory that nobody needs."""
+    ahead, _ = both(Decoder(tiny(), None, PLAIN, GREEDY))
+    batch = Batch(ahead, FixedShape(PLAIN))
+    Decoded([1] * (CAPACITY_STEP - 4), 4).join(batch, ahead)
+    Decoded([2], 20).join(batch, ahead)
+    while len(batch.rows) == 2:
+        batch.advance()
+    while batch.rows:
+        assert batch.growth == 0
+        batch.advance()
 
 
 @pytest.mark.parametrize("others", [0, 2])

@@ -40,22 +40,14 @@ class Server:
     api_key: str | None = None
 
     def __post_init__(self) -> None:
-        names_user = False
-        try:
-            parts = urlsplit(self.url)
-            names_user = parts.username is not None
-            _CONNECTIONS[parts.scheme](parts.netloc)  # not connected yet
-            usable = parts.hostname and parts.port != 0
-        except (LookupError, ValueError, HTTPException):  # a port that is no number, a space, ...
-            usable = False
-        if names_user:  # a password may be part of it, so it is not repeated
+        if "@" in self.url:  # a password may be part of it, so it is not repeated
             raise BadInputError("the URL names a user; give the server's key by --api-key")
-        if not usable:
+        if not _is_url(self.url):
             raise BadInputError(
                 f"{self.url!r} is no server's URL; give one like http://127.0.0.1:8080/v1"
             )
         key = self.api_key
-        if key is not None and not (key.isascii() and key.isprintable()):
+        if key is not None and not _is_sendable(key):
             raise BadInputError(
                 "--api-key has a character that is not printable ASCII, such as a line end; "
                 "no request can carry it"
@@ -114,6 +106,22 @@ class Server:
             raise ServerError(f"{self.url} did not answer as OpenAI's API does: {error}") from error
         finally:
             connection.close()
+
+
+def _is_url(url: str) -> bool:
+    """Whether requests can be sent to this address."""
+    try:
+        parts = urlsplit(url)
+        _CONNECTIONS[parts.scheme](parts.netloc)  # checks it, and connects later
+        host, port = (parts.hostname or "").encode("idna"), parts.port
+    except (LookupError, ValueError, HTTPException):  # a port that is no number, a space, ...
+        return False
+    return bool(host) and port != 0 and " " not in parts.path and _is_sendable(parts.path)
+
+
+def _is_sendable(text: str) -> bool:
+    """Whether a line of a request can carry a text."""
+    return text.isascii() and text.isprintable()
 
 
 def _words(body: bytes) -> str:

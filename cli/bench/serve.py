@@ -79,7 +79,7 @@ def command(*, as_json: opt.Json = False, options: LoadOptions) -> None:
 
     servers, loads = options.servers(), options.loads()
     rows: list[ServingRow] = []
-    interrupted = True
+    interrupted = False
     try:
         with progress_bars("asking the servers", describe_count) as progress:
             for server in servers:
@@ -89,7 +89,9 @@ def command(*, as_json: opt.Json = False, options: LoadOptions) -> None:
                     answers = [(server.url, measure_load(server, load)) for server in servers]
                 rows += serving_rows(load.users, answers)
                 progress("loads", i + 1, len(loads))
-        interrupted = False
+    except KeyboardInterrupt:
+        interrupted = True
+        raise
     finally:  # after Ctrl-C or an error, too
         if rows:
             _print(rows, interrupted, as_json=as_json)

@@ -179,17 +179,17 @@ class BatchPolicy:
         if not math.isnan(steps[0].seconds):
             self.seconds += steps[0].seconds
             self.steps += 1
-        copies, nodes, cost = dict[Row, Copy](), 0, math.nan
+        planned, cost = None, math.nan
         if any(step.copied for step in steps):
-            copies, nodes, cost = self._planned(rows, steps)
+            planned, cost = self._planned(rows, steps)
         else:
             self._learn_times(steps)
         for biased in (False, True):
             mine = [one for one in zip(rows, steps, strict=True) if one[0].learns != biased]
-            copied = [(copies[row], step) for row, step in mine if step.copied]
+            copied = [(planned.copies[row], step) for row, step in mine if planned and step.copied]
             drafts = [step for _, step in mine if not step.copied and step.shape.length > 1]
-            if copied:
-                self.acceptance.of(biased=biased).copies.learn_cost(nodes, cost)
+            if planned and copied:
+                self.acceptance.of(biased=biased).copies.learn_cost(planned.nodes, cost)
             for copy, step in copied:
                 n, right = len(copy.tokens), common_prefix(copy.tokens, step.tokens)
                 known = self.acceptance.of(biased=biased).copies
@@ -219,17 +219,16 @@ class BatchPolicy:
             gained -= self._expected(self.shapes[self._best])
             self._budget.add(gained / self._pace(self._best))
 
-    def _planned(
-        self, rows: Sequence[Row], steps: Sequence[StepResult]
-    ) -> tuple[dict[Row, Copy], int, float]:
-        """Return a step's copies by row, its nodes, and its time as a share of the predicted."""
+    def _planned(self, rows: Sequence[Row], steps: Sequence[StepResult]) -> tuple[_Copied, float]:
+        """Return what was planned for a step, and its time as a share of the predicted one."""
         copied = [row for row, step in zip(rows, steps, strict=True) if step.copied]
-        copies, nodes, predicted, drafted = self._copied.popleft()
-        while not all(row in copies for row in copied):
-            copies, nodes, predicted, drafted = self._copied.popleft()  # whose rows have ended
+        planned = self._copied.popleft()
+        while not all(row in planned.copies for row in copied):
+            planned = self._copied.popleft()  # all rows of that plan have ended
         # The cost model is off for this step by about as much as for others.
         seconds = steps[0].seconds / self._times.slowness(len(rows))
-        return copies, nodes, (seconds - self._drafting(drafted, len(rows))) / predicted
+        seconds -= self._drafting(planned.drafted, len(rows))
+        return planned, seconds / planned.seconds
 
     def _drafted(self, row: Row, shape: BeamShape, drawn: bool) -> Drafted:
         """Return what copies may replace or join in a row."""

@@ -89,7 +89,10 @@ class Batch:
         """Number of cache slots that the next step adds, those of all rows together."""
         held = [part.state.cache.target.capacity for part in self._parts]
         needed = [
-            planned_capacity(_committed(rows) + unread, state.drafts.tree.tokens.shape[1])
+            planned_capacity(
+                _committed([row for row in rows if not row.left]) + unread,
+                state.drafts.tree.tokens.shape[1],
+            )
             for rows, state, _, unread in self._parts
         ]
         counts = [len(part.rows) for part in self._parts]
@@ -113,11 +116,6 @@ class Batch:
     def skip_timing(self) -> None:
         """Do not time the current step: it does not have the machine to itself."""
         self._read_at = math.nan
-
-    def _skip_waiting(self) -> None:
-        """Time a plain step from now on: among plain steps it would have been submitted before."""
-        if not math.isnan(self._read_at):
-            self._read_at = time.perf_counter()
 
     def advance(self) -> Advanced:
         """Read what every row has emitted, and submit the next step of the rows that continue."""
@@ -143,8 +141,8 @@ class Batch:
             before = None
             self._parts = []
             if following is not None:
-                if self._submits_ahead and following.verified.tokens.shape[1] == 1:
-                    self._skip_waiting()
+                if following.verified.tokens.shape[1] == 1 and self._foreseen(following.rows):
+                    self._restart_clock()
                 self._submit(following, drafted)
         if target.compiled > compiled:
             self.skip_timing()  # the next step starts late, and a new graph is slow the first time
@@ -179,18 +177,22 @@ class Batch:
         not wrong.
         """
         rows, state, _, unread = self._parts[0]
-        if not self._submits_ahead or unread > 1:
+        if unread > 1 or any(drafts != RowDrafts(PLAIN) for drafts in state.drafts.rows):
             return False
-        if any(drafts != RowDrafts(PLAIN) for drafts in state.drafts.rows):
+        return self._foreseen(rows) and not any(row.ends_next() for row in rows)
+
+    def _foreseen(self, rows: Sequence[Row]) -> bool:
+        """Whether the trees of these rows, if they are plain, can be submitted before reading."""
+        if not self._decoder.target.submits_ahead or self._decoder.remembers:
             return False
         indices = [row.text_index for row in rows if row.text_index is not None]
-        return not any(row.ends_next() for row in rows) and not any(
-            index.may_match_next for index in indices
-        )
+        constrained = any(row.constraint is not None for row in rows)
+        return not constrained and not any(index.may_match_next for index in indices)
 
-    @property
-    def _submits_ahead(self) -> bool:
-        return self._decoder.target.submits_ahead and not self._decoder.remembers
+    def _restart_clock(self) -> None:
+        """Time a plain step from now on: among plain steps it would have been submitted before."""
+        if not math.isnan(self._read_at):
+            self._read_at = time.perf_counter()
 
     def _submit_and_read(
         self, following: _Next

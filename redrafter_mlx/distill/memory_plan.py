@@ -7,7 +7,6 @@ memory that the run may use.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,22 +114,22 @@ def plan_memory(
     return MemoryPlan(workers, room(workers), states, writing, fixed + held)
 
 
-def states_held(plan: MemoryPlan, made_by: Mapping[str, object] | None, output: Path) -> int:
-    """Return the bytes of hidden states that a run holds at once: its order of batches rests on it.
+def states_held(began: object, plan: MemoryPlan) -> int:
+    """Return the bytes of hidden states that a resumed run holds at once: those it began with.
 
-    made_by: the record of the run in the folder `output`, which began with some memory; or None
-    Raises BadInputError if there is less memory now.
+    Its order of batches rests on them. `began` is from its record, which may hold anything.
     """
-    began = None if made_by is None else made_by.get("memory")
-    if not isinstance(began, int):
-        return plan.states
-    if began > plan.states:
+    return began if isinstance(began, int) else plan.states
+
+
+def check_states(states: int, plan: MemoryPlan, output: Path) -> None:
+    """Raise BadInputError if a plan has no room for the states of the run that is resumed."""
+    if states > plan.states:
         raise BadInputError(
-            f"{output} holds a run with {human_size(began)} of hidden states at once, and there is "
-            f"room for {human_size(plan.states)}; give more --memory to resume it, or another "
+            f"{output} holds a run with {human_size(states)} of hidden states at once, and there "
+            f"is room for {human_size(plan.states)}; give more --memory to resume it, or another "
             f"--output"
         )
-    return began
 
 
 def check_memory(memory: int | None, machine: Machine) -> None:

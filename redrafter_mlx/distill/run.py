@@ -11,7 +11,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus.examples import Examples, count_tokens, hold_out, sample_texts
+from redrafter_mlx.distill.corpus.examples import (
+    Examples,
+    count_tokens,
+    held_out_blocks,
+    hold_out,
+    sample_texts,
+)
 from redrafter_mlx.distill.corpus.filters import EXCLUDED
 from redrafter_mlx.distill.corpus.folder import CorpusGauge, CorpusGoal, CorpusJob, CorpusSize
 from redrafter_mlx.distill.corpus.prompts.given_texts import corpus_key, read_given
@@ -25,6 +31,7 @@ from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.memory_plan import (
     MemoryPlan,
     check_memory,
+    check_states,
     plan_memory,
     states_held,
 )
@@ -33,7 +40,7 @@ from redrafter_mlx.distill.preflight import check_output, least_blocks
 from redrafter_mlx.distill.report.card import TrainingReport, write_card
 from redrafter_mlx.distill.report.metrics import MetricsLog, best_quality, training_seconds
 from redrafter_mlx.distill.report.plots import draw_plots
-from redrafter_mlx.distill.training.checkpoint import load_checkpoint, made_by
+from redrafter_mlx.distill.training.checkpoint import check_same_run, made_by
 from redrafter_mlx.distill.training.trainer import Event, Trainer
 from redrafter_mlx.distributed.facts import facts_of
 from redrafter_mlx.distributed.group import Ranks
@@ -103,8 +110,11 @@ class TrainingRun:
         self.started_from = None if given is None else self.recipe.check_start(given)
         found = made_by(job.output)
         self._resumed = found is not None
-        self._states = states_held(self.plan, found, job.output)
-        load_checkpoint(job.output, self._made_by())
+        self._states = self.plan.states
+        if found is not None:
+            self._states = states_held(found.get("memory"), self.plan)
+            check_same_run(job.output, found, self._made_by())
+            check_states(self._states, self.plan, job.output)
         if ranks is not None:
             files = (str(path.relative_to(self.folder)) for path in self.corpus_job.files(0))
             corpus = {"corpus": self.folder.name, "set of files": ", ".join(files)}
@@ -241,7 +251,14 @@ class TrainingRun:
         job.output.mkdir(parents=True, exist_ok=True)
         few = max(1, sum(len(text.answer) for text in held_out) // 4)
         seen = sample_texts(trained_on, few, extras)
-        trained_on += [read for shard in shards for read in extras.read_shards(shard)]
+        # A block that is held out for want of others was read with its own prompts.
+        apart = held_out_blocks(shards, self._source.held_out)
+        trained_on += [
+            read
+            for block, shard in enumerate(shards)
+            if block not in apart or self._source.held_out(block)
+            for read in extras.read_shards(shard)
+        ]
         student = self.recipe.student(drafter, target, options)
         examples = Examples(tuple(trained_on), extras.each, options, self._states)
         return Trainer(

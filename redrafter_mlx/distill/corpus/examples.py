@@ -146,18 +146,14 @@ class Examples:
         are left out.
         """
         at, size = 0, self.options.batch
-        rest, done = list[Text](), 0  # texts with positions left, and positions without these
+        left, first = list[Text](), 0  # texts with positions left, and where these begin
         for texts in self.texts(number):
-            texts[:0] = rest
+            texts[:0] = left
             laid = lay_out(texts, self.options.draft_length)
-            first, done = done, done + (len(laid) - done) // size * size
-            used = 0
-            while used < len(texts) and done >= len(texts[used].answer):
-                done -= len(texts[used].answer)
-                used += 1
-            rest = [text.copied() for text in texts[used:]]
+            starts = range(first, len(laid) - size + 1, size)
+            left, first = _from(texts, first + size * len(starts))
             texts.clear()
-            for start in range(first, len(laid) - size + 1, size):
+            for start in starts:
                 at += 1
                 if at > skip:
                     yield laid.batch(start, size)
@@ -198,6 +194,25 @@ class Examples:
         return groups
 
 
+def _from(texts: Sequence[Text], position: int) -> tuple[list[Text], int]:
+    """Return copies of the texts from this position on, and its place in the first of them."""
+    for i, text in enumerate(texts):
+        if position < len(text.answer):
+            return [text.copied() for text in texts[i:]], position
+        position -= len(text.answer)
+    return [], 0
+
+
+def held_out_blocks(shards: Sequence[Path], held_out: Callable[[int], bool]) -> set[int]:
+    """Return the blocks to hold out, of those with texts; `shards` are of the blocks 0, 1, ...
+
+    held_out: whether the block of this number is to be. If all these are empty, the first block
+      with texts is
+    """
+    filled = [block for block, shard in enumerate(shards) if summarise_shard(shard).texts]
+    return {block for block in filled if held_out(block)} or set(filled[:1])
+
+
 def hold_out(
     shards: Sequence[Path], held_out: Callable[[int], bool], extras: Extras
 ) -> tuple[list[Path], list[Text]]:
@@ -206,14 +221,16 @@ def hold_out(
     The target may write a prompt again in another block. A held-out text whose prompt is trained on
     is not in the sample, unless all are.
 
-    held_out: whether the block of this number is held out; `shards` are of the blocks 0, 1, ...
-      If all these are empty, the first block with texts is held out
+    held_out: as of `held_out_blocks`
     Raises BadInputError if there is nothing to train on or nothing to evaluate on.
     """
-    filled = {block: s for block, s in enumerate(shards) if summarise_shard(s).texts}
-    apart = {block for block in filled if held_out(block)} or {*list(filled)[:1]}
-    trained_on = [shard for block, shard in filled.items() if block not in apart]
-    kept = [filled[block] for block in sorted(apart)]
+    apart = held_out_blocks(shards, held_out)
+    kept = [shards[block] for block in sorted(apart)]
+    trained_on = [
+        shard
+        for block, shard in enumerate(shards)
+        if block not in apart and summarise_shard(shard).texts
+    ]
     asked = {prompt for shard in trained_on for prompt, _ in outline_shard(shard)}
     texts = sample_texts(kept, _HELD_OUT_POSITIONS, extras, asked)
     texts = texts or sample_texts(kept, _HELD_OUT_POSITIONS, extras)

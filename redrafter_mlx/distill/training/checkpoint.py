@@ -70,6 +70,16 @@ def made_by(folder: Path) -> dict[str, object] | None:
         return dict(json.loads(metadata["state"])["made_by"])
 
 
+def check_same_run(folder: Path, found: Mapping[str, object], wanted: Mapping[str, object]) -> None:
+    """Raise BadInputError, naming a key, if the run in a folder was made by another value of it."""
+    for key, value in wanted.items():
+        if found.get(key) != value:
+            raise BadInputError(
+                f"{folder} holds a run with {key} {found.get(key)!r}, not {value!r}; "
+                f"give another --output, or the same options to resume"
+            )
+
+
 def load_checkpoint(folder: Path, made_by: Mapping[str, object]) -> Checkpoint | None:
     """Return the checkpoint of the run in a folder, None if there is none.
 
@@ -87,10 +97,5 @@ def load_checkpoint(folder: Path, made_by: Mapping[str, object]) -> Checkpoint |
         record = json.loads(metadata["state"])
         trees, found = dict(tree_unflatten(arrays)), record.pop("made_by")
         progress = Progress(**record)
-    for key, wanted in made_by.items():
-        if found.get(key) != wanted:
-            raise BadInputError(
-                f"{folder} holds a run with {key} {found.get(key)!r}, not {wanted!r}; "
-                f"give another --output, or the same options to resume"
-            )
+    check_same_run(folder, found, made_by)
     return Checkpoint(trees.get("drafter", {}), trees.get("optimizer", {}), found, progress)
