@@ -40,7 +40,7 @@ from redrafter_mlx.distill.preflight import check_output, least_blocks
 from redrafter_mlx.distill.report.card import TrainingReport, write_card
 from redrafter_mlx.distill.report.metrics import MetricsLog, best_quality, training_seconds
 from redrafter_mlx.distill.report.plots import draw_plots
-from redrafter_mlx.distill.training.checkpoint import check_same_run, made_by
+from redrafter_mlx.distill.training.checkpoint import check_same_run, read_checkpoint
 from redrafter_mlx.distill.training.trainer import Event, Trainer
 from redrafter_mlx.distributed.facts import facts_of
 from redrafter_mlx.distributed.group import Ranks
@@ -108,12 +108,12 @@ class TrainingRun:
         self._change(job)
         given = job.start_from
         self.started_from = None if given is None else self.recipe.check_start(given)
-        found = made_by(job.output)
+        found = read_checkpoint(job.output)
         self._resumed = found is not None
         self._states = self.plan.states
         if found is not None:
-            self._states = states_held(found.get("memory"), self.plan)
-            check_same_run(job.output, found, self._made_by())
+            self._states = states_held(found.made_by.get("memory"), self.plan)
+            check_same_run(job.output, found.made_by, self._made_by())
             check_states(self._states, self.plan, job.output)
         if ranks is not None:
             files = (str(path.relative_to(self.folder)) for path in self.corpus_job.files(0))

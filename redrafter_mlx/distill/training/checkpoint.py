@@ -17,8 +17,6 @@ from redrafter_mlx.runtime.atomic_write import atomic_write, remove_abandoned
 CHECKPOINT = "checkpoint.safetensors"
 FORMAT = "redrafter-mlx training 1"
 
-_REMEDY = "delete it to train from the start"
-
 
 @dataclass
 class Progress:
@@ -57,19 +55,6 @@ def save_checkpoint(state: Checkpoint, folder: Path) -> None:
         mx.save_safetensors(str(partial), arrays, {"format": FORMAT, "state": record})
 
 
-def made_by(folder: Path) -> dict[str, object] | None:
-    """Return what identifies the run in a folder, None if there is none.
-
-    Raises DamagedFileError, naming the file, if it is not a checkpoint.
-    """
-    path = folder / CHECKPOINT
-    if not path.exists():
-        return None
-    with naming_damage(path, _REMEDY):
-        _, metadata = load_arrays(path, FORMAT)
-        return dict(json.loads(metadata["state"])["made_by"])
-
-
 def check_same_run(folder: Path, found: Mapping[str, object], wanted: Mapping[str, object]) -> None:
     """Raise BadInputError, naming a key, if the run in a folder was made by another value of it."""
     for key, value in wanted.items():
@@ -80,22 +65,30 @@ def check_same_run(folder: Path, found: Mapping[str, object], wanted: Mapping[st
             )
 
 
-def load_checkpoint(folder: Path, made_by: Mapping[str, object]) -> Checkpoint | None:
+def read_checkpoint(folder: Path) -> Checkpoint | None:
     """Return the checkpoint of the run in a folder, None if there is none.
 
-    Raises:
-      DamagedFileError: naming the file, if it is not a checkpoint
-      BadInputError: naming a key of `made_by`, if the run was made by another value of it
+    Raises DamagedFileError, naming the file, if it is not a checkpoint.
     """
     path = folder / CHECKPOINT
     remove_abandoned(folder.glob(f".*.{CHECKPOINT}"))
     if not path.exists():
         return None
-    with naming_damage(path, _REMEDY):
+    with naming_damage(path, "delete it to train from the start"):
         arrays, metadata = load_arrays(path, FORMAT)
         mx.eval(arrays)
         record = json.loads(metadata["state"])
         trees, found = dict(tree_unflatten(arrays)), record.pop("made_by")
         progress = Progress(**record)
-    check_same_run(folder, found, made_by)
     return Checkpoint(trees.get("drafter", {}), trees.get("optimizer", {}), found, progress)
+
+
+def load_checkpoint(folder: Path, made_by: Mapping[str, object]) -> Checkpoint | None:
+    """Return the checkpoint as `read_checkpoint`, if the run was made by `made_by`.
+
+    Raises BadInputError, naming a key of `made_by`, if it was made by another value of it.
+    """
+    found = read_checkpoint(folder)
+    if found is not None:
+        check_same_run(folder, found.made_by, made_by)
+    return found
