@@ -12,6 +12,7 @@ from simulated import cliff, timings_of_batches
 
 import redrafter_mlx  # noqa: F401
 from redrafter_mlx.autotune.cost_model import Setup, Timings
+from redrafter_mlx.autotune.learned import Learned
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 
 # MLX's CPU backend compiles kernels into files there, and two processes must not write the same.
@@ -36,7 +37,7 @@ def known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(known, setup=setup)
 
     monkeypatch.setattr("redrafter_mlx.autotune.tuner.saved_timings", saved)
-    monkeypatch.setattr("redrafter_mlx.autotune.tuner.saved_learned", lambda _: {})
+    monkeypatch.setattr("redrafter_mlx.autotune.tuner.saved_learned", lambda *_: Learned())
     monkeypatch.setattr("redrafter_mlx.autotune.tuner.save_learned", lambda *_: None)
 
 

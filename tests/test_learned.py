@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,10 @@ from tiny import random_drafter, random_model
 
 from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
 from redrafter_mlx.autotune.candidates import candidates
-from redrafter_mlx.autotune.learned import learned_file, save_learned, saved_learned
+from redrafter_mlx.autotune.cost_model import Timings
+from redrafter_mlx.autotune.learned import Learned, learned_file, save_learned, saved_learned
+from redrafter_mlx.autotune.step_times import StepTimes
+from redrafter_mlx.config import AcceptMethod
 from redrafter_mlx.target.fingerprint import values_hash
 
 COSTS = machine(cliff(8))
@@ -33,23 +37,62 @@ def learned(steps: int = 200) -> AcceptanceStatistics:
     return policy.acceptance
 
 
+def save(
+    acceptance: dict[AcceptMethod, AcceptanceStatistics],
+    times: StepTimes | None = None,
+    path: Path | None = None,
+) -> None:
+    known = Learned(acceptance, times or StepTimes())
+    save_learned(path or learned_file(SETUP, "0"), known, "costs")
+
+
+def saved(path: Path | None = None) -> dict[AcceptMethod, AcceptanceStatistics]:
+    return saved_learned(path or learned_file(SETUP, "0"), "costs").acceptance
+
+
+def corrected() -> StepTimes:
+    """Return the times of a machine on which two rows cost twice what the profile says."""
+    times = StepTimes()
+    for _ in range(20):
+        times.learn(1, 1.0, 1.0, 2)
+        times.learn(2, 1.0, 2.0, 2)
+    return times
+
+
+def test_a_process_corrects_the_profile_as_another_did() -> None:
+    save({}, corrected())
+    times = saved_learned(learned_file(SETUP, "0"), "costs").times
+    assert times.to_record() == corrected().to_record()
+    assert [times.correction(rows, 2) for rows in (1, 2, 5)] == [1.0, 2.0, 2.0]
+    assert times.known(1, 2)
+    assert times.known(2, 2)
+    assert not times.known(2, 1)
+
+
+def test_corrections_of_other_measurements_are_not_used() -> None:
+    save({"greedy": learned(20)}, corrected())
+    known = saved_learned(learned_file(SETUP, "0"), "those of a new profile")
+    assert known.times.to_record() == StepTimes().to_record()
+    assert set(known.acceptance) == {"greedy"}
+    one, other = Timings(SETUP, {("call", 1, 128): 0.1}), Timings(SETUP, {("call", 1, 128): 0.2})
+    assert len({one.key, other.key, Timings(SETUP).key}) == 3
+    assert one.key == Timings(replace(SETUP, chip="another"), dict(one.seconds)).key
+
+
 def test_a_process_begins_as_fast_as_another_ended() -> None:
     texts = [Text(0.9, seed) for seed in range(8)]
     first = AnswerPolicy(COSTS)
     ended = pace(decode(first, COSTS, texts * 40)[-200:])
-    save_learned(learned_file(SETUP, "0"), {"greedy": first.acceptance})
-    known = saved_learned(learned_file(SETUP, "0"))["greedy"].continued(candidates(COSTS))
+    save({"greedy": first.acceptance})
+    known = saved()["greedy"].continued(candidates(COSTS))
     assert pace(decode(AnswerPolicy(COSTS, known), COSTS, texts)) > 0.97 * ended
     assert pace(decode(AnswerPolicy(COSTS), COSTS, texts)) < 0.97 * ended
 
 
 def test_what_is_read_is_what_was_saved() -> None:
     known = learned()
-    save_learned(
-        learned_file(SETUP, "0"),
-        {"greedy": known, "sample": AcceptanceStatistics(candidates(COSTS))},
-    )
-    read = saved_learned(learned_file(SETUP, "0"))
+    save({"greedy": known, "sample": AcceptanceStatistics(candidates(COSTS))})
+    read = saved()
     assert set(read) == {"greedy", "sample"}
     assert read["greedy"].shapes == known.shapes
     assert read["greedy"].tokens().tolist() == known.tokens().tolist()
@@ -60,22 +103,22 @@ def test_what_is_read_is_what_was_saved() -> None:
 
 
 def test_another_setup_has_learned_nothing() -> None:
-    save_learned(learned_file(SETUP, "0"), {"greedy": learned(20)})
-    assert saved_learned(learned_file(replace(SETUP, drafter="another"), "0")) == {}
+    save({"greedy": learned(20)})
+    assert saved(learned_file(replace(SETUP, drafter="another"), "0")) == {}
 
 
 def test_a_drafter_that_was_trained_anew_begins_without_the_older_ones_rates() -> None:
     model, one, other = random_model(), random_drafter(), random_drafter(seed=5)
     assert values_hash(model, one) == values_hash(random_model(), random_drafter())
     assert len({values_hash(model), values_hash(model, one), values_hash(model, other)}) == 3
-    save_learned(learned_file(SETUP, values_hash(model, one)), {"greedy": learned(20)})
-    assert saved_learned(learned_file(SETUP, values_hash(model, other))) == {}
+    save({"greedy": learned(20)}, path=learned_file(SETUP, values_hash(model, one)))
+    assert saved(learned_file(SETUP, values_hash(model, other))) == {}
 
 
 def test_the_file_does_not_grow_with_the_steps(cache: Path) -> None:
     sizes = []
     for steps in (50, 2000):
-        save_learned(learned_file(SETUP, "0"), {"greedy": learned(steps)})
+        save({"greedy": learned(steps)})
         (path,) = (cache / "acceptance").iterdir()
         sizes.append(path.stat().st_size)
     assert max(sizes) < 8_000
@@ -98,18 +141,31 @@ def test_the_file_does_not_grow_with_the_steps(cache: Path) -> None:
     ],
 )
 def test_a_damaged_file_counts_as_none(cache: Path, change: object) -> None:
-    save_learned(learned_file(SETUP, "0"), {"greedy": learned(20)})
+    save({"greedy": learned(20)})
     (path,) = (cache / "acceptance").iterdir()
     record = json.loads(path.read_text())
     assert callable(change)
     change(record["greedy"])
     path.write_text(json.dumps(record))
-    assert saved_learned(learned_file(SETUP, "0")) == {}
+    assert saved() == {}
     path.write_text("[" * 100_000)
-    assert saved_learned(learned_file(SETUP, "0")) == {}
+    assert saved() == {}
+
+
+@pytest.mark.parametrize("ratio", [0.0, -1.0, math.inf, math.nan, "1", None])
+def test_corrections_that_cannot_have_been_measured_count_as_none(
+    cache: Path, ratio: object
+) -> None:
+    save({}, corrected())
+    (path,) = (cache / "acceptance").iterdir()
+    record = json.loads(path.read_text())
+    record["times"]["by_rows"][0][2][0] = ratio
+    path.write_text(json.dumps(record))
+    read = saved_learned(learned_file(SETUP, "0"), "costs").times
+    assert read.to_record() == StepTimes().to_record()
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(cache: Path) -> None:
     (cache / "acceptance").write_text("a file in the way")
-    save_learned(learned_file(SETUP, "0"), {"greedy": learned(20)})
-    assert saved_learned(learned_file(SETUP, "0")) == {}
+    save({"greedy": learned(20)})
+    assert saved() == {}

@@ -164,6 +164,41 @@ def test_a_plain_step_between_trees_is_timed_without_the_host_that_it_waits_for(
     assert {step.seconds for step in sequence.results if not math.isnan(step.seconds)} == {1}
 
 
+@pytest.mark.parametrize("blocked", [0.0, 0.8])
+def test_a_step_takes_as_long_as_the_device_whenever_the_host_gets_to_read_it(
+    monkeypatch: pytest.MonkeyPatch, blocked: float
+) -> None:
+    """The device needs a second for a step, and MLX submits one once a part of it is computed."""
+    clock = SimpleNamespace(now=0.0)
+    clock.perf_counter = lambda: clock.now
+    done: list[float] = []  # when each step is computed
+
+    def submitted(*_: object) -> None:
+        begins = max(clock.now, done[-1] if done else 0.0)
+        done.append(begins + 1)
+        clock.now = max(clock.now, begins + blocked)
+
+    unread = iter(done)
+
+    def read(output: batch_module.StepOutput) -> list[StepResult]:
+        clock.now = max(clock.now, next(unread))
+        return read_report(output)
+
+    for name, fake in {"time": clock, "submit": submitted, "read_report": read}.items():
+        monkeypatch.setattr(batch_module, name, fake)
+    ahead, _ = both(Decoder(tiny(), None, PLAIN, GREEDY, lookup=Lookup(2)))
+    sequence, batch = Decoded([1, 2], 60), Batch(ahead, FixedShape(PLAIN))
+    row = sequence.join(batch, ahead)
+    matches: set[bool] = set()
+    while batch.rows:
+        batch.advance()
+        matches.add(row.text_index is not None and row.text_index.may_match_next)
+    times = [step.seconds for step in sequence.results if not math.isnan(step.seconds)]
+    assert matches == {True, False}, "some steps wait, and some do not"
+    assert len(times) > 10
+    assert times == pytest.approx([1.0] * len(times))
+
+
 def test_a_long_row_that_left_takes_no_more_room() -> None:
     """Otherwise an answer that goes on might be ended for want of memory that nobody needs."""
     ahead, _ = both(Decoder(tiny(), None, PLAIN, GREEDY))

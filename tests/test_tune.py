@@ -546,7 +546,7 @@ def shell(
     """Return a function that runs a command line on a model with an oracle drafter."""
     loaded = oracle(model, HEL)
     assert loaded.tuning is not None
-    monkeypatch.setattr(loaded.tuning, "_learned", tmp_path / "learned.json")
+    monkeypatch.setattr(loaded.tuning, "_learned_file", tmp_path / "learned.json")
     monkeypatch.setattr("redrafter_mlx.cli.tune._prompts", lambda _: [HEL])
     assert bench.asked == 0
 

@@ -126,6 +126,11 @@ class Timings:
     complete: bool = False
     budget: float = 0.0
 
+    @property
+    def key(self) -> str:
+        """The same for the same measured seconds: corrections of others say nothing about these."""
+        return hashlib.sha256(repr(sorted(self.seconds.items())).encode()).hexdigest()[:16]
+
     def save(self) -> bool:
         """Save them in place of all others; whether the cache can be written."""
         record = asdict(self)

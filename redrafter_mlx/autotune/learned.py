@@ -1,20 +1,31 @@
-"""Acceptance statistics on disk: a process starts with what earlier processes learned."""
+"""What answers have taught, on disk: a process starts with what earlier processes learned."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
 from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
 from redrafter_mlx.autotune.cost_model import Setup
+from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import AcceptMethod
 from redrafter_mlx.runtime.atomic_write import write_private_text
 from redrafter_mlx.runtime.paths import cache_dir
 
-Learned = dict[AcceptMethod, AcceptanceStatistics]
+
+@dataclass
+class Learned:
+    """What answers have taught about one model and drafter.
+
+    acceptance: statistics by acceptance method
+    times:      by how much steps differ from the cost model, since the costs were measured
+    """
+
+    acceptance: dict[AcceptMethod, AcceptanceStatistics] = field(default_factory=dict)
+    times: StepTimes = field(default_factory=StepTimes)
 
 
 def learned_file(setup: Setup, values: str) -> Path:
@@ -26,18 +37,28 @@ def learned_file(setup: Setup, values: str) -> Path:
     return cache_dir() / "acceptance" / f"{setup.path.stem}-{values}.json"
 
 
-def save_learned(path: Path, learned: Mapping[AcceptMethod, AcceptanceStatistics]) -> None:
-    """Save statistics for other processes; a cache that cannot be written is no error."""
-    record = {method: known.to_record() for method, known in learned.items()}
+def save_learned(path: Path, learned: Learned, costs: str) -> None:
+    """Save it for other processes; a cache that cannot be written is no error.
+
+    costs: key of the timings that the step times correct
+    """
+    record: dict[str, object] = {k: known.to_record() for k, known in learned.acceptance.items()}
+    record["times"] = {"costs": costs, **learned.times.to_record()}
     with contextlib.suppress(OSError):
         write_private_text(path, json.dumps(record), durable=False)
 
 
-def saved_learned(path: Path) -> Learned:
-    """Load what was learned; nothing if the file is missing or damaged."""
+def saved_learned(path: Path, costs: str) -> Learned:
+    """Load what was learned; nothing if the file is missing or damaged.
+
+    costs: key of the timings in use; corrections of others are left out
+    """
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        known = [method for method in get_args(AcceptMethod) if method in stored]
-        return {method: AcceptanceStatistics.from_record(stored[method]) for method in known}
+        methods = [method for method in get_args(AcceptMethod) if method in stored]
+        known = {method: AcceptanceStatistics.from_record(stored[method]) for method in methods}
+        times = stored.get("times", {})
+        fits = times.get("costs") == costs
+        return Learned(known, StepTimes.from_record(times) if fits else StepTimes())
     except Exception:  # a damaged file may hold anything
-        return {}
+        return Learned()

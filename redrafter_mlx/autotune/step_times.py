@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 _RECENT = 6
 """Number of steps whose median is the machine's current slowness. It must follow a change sooner
@@ -106,6 +108,21 @@ class StepTimes:
         change = ratios[-1] / statistics.median(ratios)
         return not 1 / _SURPRISE < change < _SURPRISE
 
+    def to_record(self) -> dict[str, object]:
+        """Return a record of the corrections for a file; `from_record` is the inverse."""
+        by_rows = [[*key, [*ratios]] for key, ratios in self._by_rows.items() if ratios]
+        return {"by_rows": by_rows, "drafted": [[b, [*r]] for b, r in self._drafted.items()]}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> StepTimes:
+        """Read a record; raises ValueError, TypeError or KeyError if it cannot be corrections."""
+        times = cls()
+        for batch, rows, ratios in record["by_rows"]:
+            times._by_rows[int(batch), int(rows)] = _measured(ratios)
+        for batch, ratios in record["drafted"]:
+            times._drafted[int(batch)] = _measured(ratios)
+        return times
+
     def begin_answer(self) -> None:
         """Forget one step of each row count that seemed too expensive, so that it is tried again.
 
@@ -114,3 +131,9 @@ class StepTimes:
         for (_, rows), ratios in self._by_rows.items():
             if rows > 1 and ratios and statistics.median(ratios) > 1:
                 ratios.popleft()
+
+
+def _measured(ratios: Sequence[float]) -> deque[float]:
+    if not all(0 < ratio < math.inf for ratio in ratios):
+        raise ValueError(f"{ratios} cannot have been measured")
+    return deque(ratios, _MOST)

@@ -20,7 +20,7 @@ from redrafter_mlx.autotune.cost_model import (
     cost_model,
     saved_timings,
 )
-from redrafter_mlx.autotune.learned import learned_file, save_learned, saved_learned
+from redrafter_mlx.autotune.learned import Learned, learned_file, save_learned, saved_learned
 from redrafter_mlx.autotune.probe_budget import ProbeBudget
 from redrafter_mlx.autotune.profiler import Profiler, setup_of
 from redrafter_mlx.autotune.step_times import StepTimes
@@ -59,15 +59,15 @@ class Tuner:
             self.widest = min(WIDEST, drafter.max_width or WIDEST)
             self._longest = drafter.trained_length or self._longest
             self._level_cost = drafter.level_cost
-        timings, self._acceptance = Timings(self.setup), dict[AcceptMethod, AcceptanceStatistics]()
-        self._learned: Path | None = None
+        timings, self._learned = Timings(self.setup), Learned()
+        self._learned_file: Path | None = None
         if key is not None:
             timings, modules = saved_timings(self.setup), drafter.modules if drafter else ()
-            self._learned = learned_file(self.setup, values_hash(model, *modules))
-            self._acceptance = saved_learned(self._learned)
+            self._learned_file = learned_file(self.setup, values_hash(model, *modules))
+            self._learned = saved_learned(self._learned_file, timings.key)
         self.kept = timings.complete
         self._profiler = Profiler(target, drafter, timings, self.widest)
-        self._times, self._budget = StepTimes(), ProbeBudget()
+        self._budget = ProbeBudget()
         self._use_timings()
         self._lent: dict[BatchPolicy, AcceptMethod] = {}  # until they are recorded
         self._lock, self._measuring = threading.Lock(), threading.Lock()
@@ -75,7 +75,7 @@ class Tuner:
     @property
     def stores(self) -> bool:
         """Whether costs are kept on the disk; those of a drafter of unknown code are not."""
-        return self._learned is not None
+        return self._learned_file is not None
 
     @property
     def measured(self) -> bool:
@@ -102,7 +102,7 @@ class Tuner:
             self._profiler.measure_all(done)
             with self._lock:
                 self._use_timings()
-                self._times = StepTimes()
+                self._learned.times = StepTimes()
             self.kept = self.stores and self._profiler.timings.save()
 
     def best_shape(
@@ -129,17 +129,18 @@ class Tuner:
         costs, acceptance = self._cost_model(Timings(self.setup)), AcceptanceStatistics(shapes)
         if by_clock:
             costs = self.costs
-            acceptance = self._acceptance.get(method, acceptance).continued(shapes)
+            acceptance = self._learned.acceptance.get(method, acceptance).continued(shapes)
         seconds = np.array([costs.step(s, context) for s in acceptance.shapes])
         return shapes[int(np.argmax(acceptance.tokens() / seconds))] if len(seconds) else shapes[0]
 
     def policy(self, method: AcceptMethod) -> BatchPolicy:
         """Return the policy of a new batch, with what earlier ones learned by this method."""
         with self._lock:
-            known = self._acceptance.get(method, self.statistics()).continued(self._candidates)
+            known = self._learned.acceptance.get(method, self.statistics())
+            known = known.continued(self._candidates)
             if not known.steps().any():  # what others spent, with a grammar, taught nothing here
                 self._budget = ProbeBudget()
-            policy = BatchPolicy(self.costs, known, self._times, self._budget)
+            policy = BatchPolicy(self.costs, known, self._learned.times, self._budget)
             policy.begin_answer()
             self._lent[policy] = method
             return policy
@@ -151,10 +152,10 @@ class Tuner:
     def record(self, policy: BatchPolicy) -> None:
         """Record what a batch has learned, when its policy is no longer used."""
         with self._lock:
-            self._acceptance[self._lent.pop(policy)] = policy.acceptance
+            self._learned.acceptance[self._lent.pop(policy)] = policy.acceptance
             self._expect_batches(policy.most_rows)
-            if not self._lent and self._learned is not None:
-                save_learned(self._learned, self._acceptance)
+            if not self._lent and self._learned_file is not None:
+                save_learned(self._learned_file, self._learned, self._profiler.timings.key)
 
     def abandon(self) -> None:
         """Forget what all batches have learned, when their policies are no longer used."""
@@ -176,7 +177,7 @@ class Tuner:
                 if self._profiler.after_answer(seconds, seconds / steps):
                     self._use_timings()
                     if not self.measured:  # otherwise only a batch's costs were refined
-                        self._times = StepTimes()
+                        self._learned.times = StepTimes()
                 self._save()  # the budget too
             finally:
                 self._measuring.release()
@@ -199,5 +200,5 @@ class Tuner:
         return cost_model(timings, backend(), self.widest, self._level_cost)
 
     def _save(self) -> None:
-        if self._learned is not None:
+        if self.stores:
             self._profiler.timings.add_to_saved()

@@ -77,6 +77,7 @@ class Batch:
         self._parts: list[_Part] = []
         self._shape = PLAIN  # the latest choice
         self._read_at = math.nan
+        self._read_late = False
         self._steps = 0
 
     @property
@@ -200,7 +201,7 @@ class Batch:
         """Submit the next step of the same rows, and read the current one while it is computed."""
         current = self._parts
         self._submit(following, ())
-        results = self._read(current)
+        results = self._read(current, late=True)
         ended = _caches_of_ended(self._parts, self._decoder.drafter)
         for row, _ in ended:
             row.left = True
@@ -234,8 +235,15 @@ class Batch:
         if self._steps % _CLEAR_EVERY == 0:
             mx.clear_cache()
 
-    def _read(self, parts: Sequence[_Part]) -> dict[Row, StepResult]:
-        """Read what every row has emitted, and pass it to the rows that are not done."""
+    def _read(self, parts: Sequence[_Part], late: bool = False) -> dict[Row, StepResult]:
+        """Read what every row has emitted, and pass it to the rows that are not done.
+
+        `late` is after the next step was submitted, which MLX may delay until it is nearly
+        computed. So the time from one read to the next is a step's only if both were late, or none.
+        """
+        if late != self._read_late:
+            self.skip_timing()
+        self._read_late = late
         results = {}
         for part in parts:
             read = read_report(part.output)
