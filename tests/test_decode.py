@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import mlx.core as mx
@@ -15,7 +15,7 @@ from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding import batch
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.single import decode
-from redrafter_mlx.decoding.state import DecodeState, Drafts
+from redrafter_mlx.decoding.state import DecodeState
 from redrafter_mlx.decoding.step_result import StepOutput, StepResult, read_report
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.oracle import Oracle
@@ -167,13 +167,13 @@ def test_the_loop_transfers_once_a_step() -> None:
 def submissions(monkeypatch: pytest.MonkeyPatch) -> list[DecodeState]:
     """Return the list of steps submitted to the device, filled as they are submitted."""
     seen: list[DecodeState] = []
-    honest = batch.submit
+    honest = batch.submit_verification
 
-    def counting(state: DecodeState, output: StepOutput, *before: Sequence[Drafts]) -> None:
+    def counting(state: DecodeState, output: StepOutput) -> None:
         seen.append(state)
-        honest(state, output, *before)
+        honest(state, output)
 
-    monkeypatch.setattr(batch, "submit", counting)
+    monkeypatch.setattr(batch, "submit_verification", counting)
     return seen
 
 
@@ -207,7 +207,8 @@ def test_memory_stays_flat_over_six_hundred_steps() -> None:
         state.length = mx.array([300])
         state.cache.target.pending = None
         state, output = decoder.step(state, 300)
-        batch.submit(state, output)
+        batch.submit_verification(state, output)
+        batch.submit_drafting(state)
         read_report(output)
         if step % 50 == 49:
             sizes.append(mx.get_active_memory())

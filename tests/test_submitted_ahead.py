@@ -13,6 +13,7 @@ from test_batch import FEW, GREEDY, VARIOUS, Decoded, drafted, scheduled, some, 
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding import batch as batch_module
+from redrafter_mlx.decoding import step_clock
 from redrafter_mlx.decoding.batch import Batch
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.row import FixedShape, Row
@@ -37,7 +38,7 @@ def both(decoder: Decoder) -> tuple[Decoder, Decoder]:
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the loop does, in order: it submits a step, or reads one."""
     found: list[str] = []
-    submit = batch_module.submit
+    submit = batch_module.submit_verification
 
     def submitted(*given: object) -> None:
         found.append("submit")
@@ -47,7 +48,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append("read")
         return read_report(output)
 
-    monkeypatch.setattr(batch_module, "submit", submitted)
+    monkeypatch.setattr(batch_module, "submit_verification", submitted)
     monkeypatch.setattr(batch_module, "read_report", read)
     return found
 
@@ -136,10 +137,20 @@ class OnePlainInThree(FixedShape):
 def test_a_plain_step_between_trees_is_timed_without_the_host_that_it_waits_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Only the host takes time by this clock. In plain decoding, it works meanwhile."""
+    """Only the host takes time by this clock. In plain decoding, it works meanwhile.
+
+    It works before a step is submitted, and while and after drafts are.
+    """
     clock = SimpleNamespace(now=0.0)
     clock.perf_counter = lambda: clock.now
-    monkeypatch.setattr(batch_module, "time", clock)
+    monkeypatch.setattr(step_clock, "time", clock)
+    submit = batch_module.submit_drafting
+
+    def drafting(*given: object) -> None:
+        clock.now += 10
+        submit(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(batch_module, "submit_drafting", drafting)
     ahead, _ = both(Decoder(tiny(), None, PLAIN, GREEDY))
     decoder, sequence = drafted(ahead.target, BeamShape(2, 3)), Decoded([1, 2], 30)
     batch = Batch(decoder, OnePlainInThree(decoder.shape))
@@ -153,7 +164,7 @@ def test_a_plain_step_between_trees_is_timed_without_the_host_that_it_waits_for(
     while batch.rows:
         batch.advance()
     timed = [step for step in sequence.results if not math.isnan(step.seconds)]
-    assert {(step.query_rows == 1, step.seconds) for step in timed} == {(True, 0), (False, 1)}
+    assert {(step.query_rows == 1, step.seconds) for step in timed} == {(True, 0), (False, 11)}
 
     # A step that waits in plain decoding too is timed as it is.
     decoder, sequence = replace(ahead, lookup=Lookup(1)), Decoded([1, 2], 30)
@@ -161,7 +172,7 @@ def test_a_plain_step_between_trees_is_timed_without_the_host_that_it_waits_for(
     sequence.join(batch, decoder).finished = finished
     while batch.rows:
         batch.advance()
-    assert {step.seconds for step in sequence.results if not math.isnan(step.seconds)} == {1}
+    assert {step.seconds for step in sequence.results if not math.isnan(step.seconds)} == {11}
 
 
 @pytest.mark.parametrize("blocked", [0.0, 0.8])
@@ -184,8 +195,9 @@ def test_a_step_takes_as_long_as_the_device_whenever_the_host_gets_to_read_it(
         clock.now = max(clock.now, next(unread))
         return read_report(output)
 
-    for name, fake in {"time": clock, "submit": submitted, "read_report": read}.items():
-        monkeypatch.setattr(batch_module, name, fake)
+    monkeypatch.setattr(step_clock, "time", clock)
+    monkeypatch.setattr(batch_module, "submit_verification", submitted)
+    monkeypatch.setattr(batch_module, "read_report", read)
     ahead, _ = both(Decoder(tiny(), None, PLAIN, GREEDY, lookup=Lookup(2)))
     sequence, batch = Decoded([1, 2], 60), Batch(ahead, FixedShape(PLAIN))
     row = sequence.join(batch, ahead)

@@ -504,7 +504,7 @@ def test_without_a_drafter_the_targets_calls_alone_are_measured() -> None:
     costs = costs_of(profile(widest=0).measure_all(budget=0.0))
     assert costs.draft == ()
     assert costs.drafting(2, 4) == 0.0
-    assert costs.plain_overhead == costs.chain_overhead == costs.tree_overhead
+    assert costs.chain_overhead == costs.tree_overhead == max(costs.plain_overhead, 0)
 
 
 def test_the_overhead_of_a_step_is_told_apart_from_a_machine_that_becomes_slower(
@@ -537,6 +537,20 @@ def test_the_overhead_of_a_step_is_told_apart_from_a_machine_that_becomes_slower
     assert costs.plain_overhead == pytest.approx(0.25, abs=0.02)
     assert costs.chain_overhead == pytest.approx(0.5, abs=0.02)
     assert costs.tree_overhead == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize(("measured", "kept"), [(-0.25, -0.25), (-3.0, -0.5), (3.0, 1.0)])
+def test_a_plain_step_may_take_less_than_its_call_alone(
+    monkeypatch: pytest.MonkeyPatch, measured: float, kept: float
+) -> None:
+    machine = profile(widest=2)
+    monkeypatch.setattr(profiler, "seconds_of", lambda *_: 1.0)
+    monkeypatch.setattr(profiler, "step_seconds", lambda d, *_: 1 + measured + (d.shape != PLAIN))
+    costs = costs_of(machine.measure_all(budget=0.0))
+    assert costs.plain_overhead == kept
+    assert costs.step(PLAIN, 128) == 1.0 + kept
+    assert machine.timings.save()
+    assert saved_timings(machine.timings.setup) == machine.timings
 
 
 @pytest.fixture

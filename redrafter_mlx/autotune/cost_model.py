@@ -161,7 +161,8 @@ def saved_timings(setup: Setup) -> Timings:
         taken = {(str(k), int(a), int(b)): int(n) for k, a, b, n in stored.pop("taken")}
         given = {"setup": Setup(**stored["setup"]), "seconds": seconds, "taken": taken}
         found = Timings(**{**stored, **given})
-        least = {"call": 1e-9, "draft": 1e-9, "overhead": 0.0}
+        call = seconds.get(("call", 1, SHORT_CONTEXT), 0.0)
+        least = {"call": 1e-9, "draft": 1e-9, "overhead": -call / 2}
         usable = all(least[kind] <= s < math.inf for (kind, *_), s in seconds.items())
         shortest = {"call": 1, "draft": 2, "overhead": 1}
         usable = usable and all(a >= 1 and b >= shortest[kind] for kind, a, b in seconds)
@@ -180,7 +181,8 @@ class CostModel:
     short, long:    pairs of query rows and seconds of the target's call, from one row on
     draft:          triples of beams, length and seconds of drafting and packing; more beams than
                     the drafter's maximum width are those of a batch
-    plain_overhead: the rest of a plain step: choosing, committing, reading the report
+    plain_overhead: the rest of a plain step: choosing, committing, reading the report; negative
+                    where the host works ahead, as it cannot beside a call that is timed alone
     chain_overhead: the same with one beam, whose accepted path needs no reordering in the cache
     tree_overhead:  the same with several beams
     spread:         typical relative difference of two measurements of one case

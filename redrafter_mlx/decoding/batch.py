@@ -12,7 +12,6 @@ long as a small model's call.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -26,6 +25,7 @@ from redrafter_mlx.decoding.row import BatchShapes, Row
 from redrafter_mlx.decoding.rows import join_states, take_states, with_copies
 from redrafter_mlx.decoding.sequence_cache import SequenceCache, SequenceSnapshot
 from redrafter_mlx.decoding.state import DecodeState, Drafts, RowDrafts
+from redrafter_mlx.decoding.step_clock import StepClock
 from redrafter_mlx.decoding.step_result import StepOutput, StepResult, read_report
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.runtime.blas import BLAS
@@ -76,8 +76,7 @@ class Batch:
         self._decoder, self._shapes = decoder, shapes
         self._parts: list[_Part] = []
         self._shape = PLAIN  # the latest choice
-        self._read_at = math.nan
-        self._read_late = False
+        self._clock = StepClock()
         self._steps = 0
 
     @property
@@ -111,12 +110,13 @@ class Batch:
 
     def join(self, row: Row, state: DecodeState, output: StepOutput) -> None:
         """Add a sequence, which takes part from the next step on, with its prompt's results."""
-        submit(state, output)
+        submit_verification(state, output)
+        submit_drafting(state)
         self._parts.append(_Part([row], state, output, 0))
 
     def skip_timing(self) -> None:
         """Do not time the current step: it does not have the machine to itself."""
-        self._read_at = math.nan
+        self._clock.skip()
 
     def advance(self) -> Advanced:
         """Read what every row has emitted, and submit the next step of the rows that continue."""
@@ -142,9 +142,14 @@ class Batch:
             before = None
             self._parts = []
             if following is not None:
-                if following.verified.tokens.shape[1] == 1 and self._foreseen(following.rows):
-                    self._restart_clock()
-                self._submit(following, drafted)
+                plain = following.verified.tokens.shape[1] == 1
+                if plain and self._foreseen(following.rows):
+                    self._clock.restart()  # among plain steps it would have been submitted before
+                    drafts = following.state.drafts.rows
+                    alone = any(row != RowDrafts(PLAIN) for row in drafts)
+                    self._submit(following, drafted, alone=alone)
+                else:
+                    self._submit(following, drafted)
         if target.compiled > compiled:
             self.skip_timing()  # the next step starts late, and a new graph is slow the first time
         learned = [row for row in stepped if row in results]
@@ -190,11 +195,6 @@ class Batch:
         constrained = any(row.constraint is not None for row in rows)
         return not constrained and not any(index.may_match_next for index in indices)
 
-    def _restart_clock(self) -> None:
-        """Time a plain step from now on: among plain steps it would have been submitted before."""
-        if not math.isnan(self._read_at):
-            self._read_at = time.perf_counter()
-
     def _submit_and_read(
         self, following: _Next
     ) -> tuple[dict[Row, StepResult], list[tuple[Row, SequenceCache]]]:
@@ -225,12 +225,21 @@ class Batch:
         following = self._decoder.step(state, _committed(rows), shape, constraints)
         return _Next(rows, state.drafts.tree, *following)
 
-    def _submit(self, following: _Next, drafted: Sequence[Drafts]) -> None:
-        """Submit the next step of all rows; `drafted` are the drafts made in the current step."""
+    def _submit(self, following: _Next, drafted: Sequence[Drafts], *, alone: bool = False) -> None:
+        """Submit the next step of all rows.
+
+        drafted: the drafts made in the current step
+        alone:   time its verification alone: in plain decoding there would be no drafting, and the
+                 host would work meanwhile
+        """
         rows, verified, state, output = following
         self._parts = [_Part(rows, state, output, verified.max_depth + 1)]
         BLAS.prepare_for(verified.tokens.size)
-        submit(state, output, drafted if self._decoder.remembers else ())
+        submit_verification(state, output)
+        if alone:
+            mx.eval(output.report)
+            self._clock.stop()
+        submit_drafting(state, drafted if self._decoder.remembers else ())
         self._steps += 1
         if self._steps % _CLEAR_EVERY == 0:
             mx.clear_cache()
@@ -238,28 +247,23 @@ class Batch:
     def _read(self, parts: Sequence[_Part], late: bool = False) -> dict[Row, StepResult]:
         """Read what every row has emitted, and pass it to the rows that are not done.
 
-        `late` is after the next step was submitted, which MLX may delay until it is nearly
-        computed. So the time from one read to the next is a step's only if both were late, or none.
+        late: after the next step was submitted
         """
-        if late != self._read_late:
-            self.skip_timing()
-        self._read_late = late
-        results = {}
+        results, seconds = {}, math.nan
         for part in parts:
             read = read_report(part.output)
-            now = time.perf_counter()
+            if part is parts[0]:  # the rows of the others have joined
+                seconds = self._clock.read(late=late)
             for row, result in zip(part.rows, read, strict=True):
                 if row.done:
                     continue
-                seconds = math.nan if row.fresh else now - self._read_at
-                results[row] = replace(result, seconds=seconds)
+                results[row] = replace(result, seconds=math.nan if row.fresh else seconds)
                 row.done = row.finished(results[row])
                 # The prompt's result commits no token: it emits the root of the first tree.
                 row.committed += 0 if row.fresh else len(result.tokens)
                 row.fresh = False
                 if row.text_index is not None:
                     row.text_index.extend(result.tokens)
-        self._read_at = now
         return results
 
     def _plan_copies(self) -> dict[Row, CopyPlan]:
@@ -304,20 +308,23 @@ class Batch:
         return rows, states
 
 
-def submit(state: DecodeState, output: StepOutput, drafted: Sequence[Drafts] = ()) -> None:
-    """Start computing: first what the host will read, then the drafts for the next step.
+def submit_verification(state: DecodeState, output: StepOutput) -> None:
+    """Start computing what the host will read."""
+    history = [past for past in state.history if past is not None]
+    mx.async_eval(output.report, state.length, *history, *state.cache.target.buffers)
+
+
+def submit_drafting(state: DecodeState, drafted: Sequence[Drafts] = ()) -> None:
+    """Start computing the drafts for the next step, after what the host will read.
 
     `drafted` are the previous step's drafts, from a drafter that remembers. Such a drafter writes
     its buffers in place only if its previous call has ended. The host waits for that while the
     target computes.
     """
-    cache = state.cache
-    history = [past for past in state.history if past is not None]
-    mx.async_eval(output.report, state.length, *history, *cache.target.buffers)
     if drafted:
         mx.eval([drafts.tree.tokens for drafts in drafted])
     log_probs = [] if state.drafts.log_probs is None else [state.drafts.log_probs]
-    mx.async_eval(*state.drafts.tree.arrays, *log_probs, *cache.of_drafter)
+    mx.async_eval(*state.drafts.tree.arrays, *log_probs, *state.cache.of_drafter)
 
 
 def _committed(rows: Sequence[Row]) -> int:
