@@ -24,7 +24,7 @@ from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.row import BatchShapes, Row
 from redrafter_mlx.decoding.rows import join_states, take_states, with_copies
 from redrafter_mlx.decoding.sequence_cache import SequenceCache, SequenceSnapshot
-from redrafter_mlx.decoding.state import DecodeState, Drafts, RowDrafts
+from redrafter_mlx.decoding.state import DecodeState, Drafts
 from redrafter_mlx.decoding.step_clock import StepClock
 from redrafter_mlx.decoding.step_result import StepOutput, StepResult, read_report
 from redrafter_mlx.drafting.interface import Drafter
@@ -143,13 +143,11 @@ class Batch:
             self._parts = []
             if following is not None:
                 plain = following.verified.tokens.shape[1] == 1
-                if plain and self._foreseen(following.rows):
+                foreseen = plain and self._foreseen(following.rows)
+                if foreseen:
                     self._clock.restart()  # among plain steps it would have been submitted before
-                    drafts = following.state.drafts.rows
-                    alone = any(row != RowDrafts(PLAIN) for row in drafts)
-                    self._submit(following, drafted, alone=alone)
-                else:
-                    self._submit(following, drafted)
+                alone = foreseen and not following.state.drafts.plain
+                self._submit(following, drafted, alone=alone)
         if target.compiled > compiled:
             self.skip_timing()  # the next step starts late, and a new graph is slow the first time
         learned = [row for row in stepped if row in results]
@@ -168,8 +166,7 @@ class Batch:
         if not fixed or any(row.done for row in self._parts[0].rows):
             return None, None
         ((rows, state, output, unread),) = self._parts
-        undrafted = all(row == RowDrafts(PLAIN) for row in state.drafts.rows)
-        if undrafted and all(row.copied for row in output.rows):
+        if state.drafts.plain and all(row.copied for row in output.rows):
             return None, None
         before, verified = state.cache.snapshot(), state.drafts.tree
         following = self._decoder.step(state, _committed(rows) + unread, shape, ())
@@ -183,7 +180,7 @@ class Batch:
         not wrong.
         """
         rows, state, _, unread = self._parts[0]
-        if unread > 1 or any(drafts != RowDrafts(PLAIN) for drafts in state.drafts.rows):
+        if unread > 1 or not state.drafts.plain:
             return False
         return self._foreseen(rows) and not any(row.ends_next() for row in rows)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.drafting.interface import Features, Seen
 from redrafter_mlx.speculation.accept import Acceptance
@@ -45,6 +45,11 @@ class Drafts(NamedTuple):
     log_probs: mx.array | None = None
     beams: Beams | None = None
     copied: mx.array | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether no row has a draft: the trees are roots alone."""
+        return all(row == RowDrafts(PLAIN) for row in self.rows)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,6 @@ class StepClock:
         if late != self._late and self._stopped_at is None:
             self.skip()
         now = time.perf_counter()
-        seconds = (self._stopped_at or now) - self._read_at
+        seconds = (now if self._stopped_at is None else self._stopped_at) - self._read_at
         self._read_at, self._late, self._stopped_at = now, late, None
         return seconds
