@@ -127,7 +127,7 @@ def measure(loaded: Redrafter, again: bool, progress: Progress) -> tuple[Tuner, 
     if tuning is None:
         raise BadInputError(_NO_SHAPES)
     if again or not tuning.measured:
-        tuning.measure(lambda share: progress("calls", int(100 * share), 100))
+        loaded.measure(lambda share: progress("calls", int(100 * share), 100))
     acceptance, prompts = tuning.statistics(), _prompts(loaded)
     for i, prompt in enumerate(prompts if tuning.widest else [], 1):
         wide = GenerationOptions(max_tokens=_TOKENS, beam_width=tuning.widest, beam_length=_LENGTH)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from tiny import byte_model, byte_tokenizer, random_drafter
 from redrafter_mlx.autotune.tuner import Tuner
 from redrafter_mlx.bench.analyse.batch_summary import summarise_batches
 from redrafter_mlx.bench.measure.batches import BatchMeasurement, BatchPlan, BatchRun, BatchRunner
-from redrafter_mlx.bench.measure.methods import Method, Run, Runner, our_stream
+from redrafter_mlx.bench.measure.methods import Method, Run, Runner
 from redrafter_mlx.bench.measure.plan import Prepared
 from redrafter_mlx.bench.measure.questions import Question
 from redrafter_mlx.cli import main, options
@@ -77,13 +78,13 @@ def test_a_batch_waits_for_the_step_that_mlx_lms_last_batch_left_running(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     events: list[object] = []
-    monkeypatch.setattr(mx, "synchronize", events.append)
+    monkeypatch.setattr(mx, "synchronize", lambda _: events.append(threading.current_thread().name))
     monkeypatch.setattr(mx, "reset_peak_memory", lambda: events.append("reset"))
     clock = Ticking()
     runner = BatchRunner({None: drafted()}, lambda: events.append("clock") or clock())
     events.clear()
     runner.run(PLAIN, [q.prompt_ids for q in QUESTIONS[:2]], 3, 0)
-    assert events[:3] == [our_stream(), "reset", "clock"]
+    assert events[:3] == ["engine", "reset", "clock"]
 
 
 def test_every_size_goes_through_all_questions_and_methods_take_turns() -> None:

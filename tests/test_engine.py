@@ -891,7 +891,8 @@ def test_no_caller_waits_for_a_thread_that_is_gone(
     model: nn.Module, monkeypatch: pytest.MonkeyPatch, waits: str
 ) -> None:
     redrafter = make(model, None)
-    monkeypatch.setattr("redrafter_mlx.engine.listening._CHECK_SECONDS", 0.05)
+    for module in ("listening", "compute_thread"):
+        monkeypatch.setattr(f"redrafter_mlx.engine.{module}.CHECK_SECONDS", 0.05)
     monkeypatch.setattr(redrafter.target, "verify", failing(2, redrafter.target.verify))
     monkeypatch.setattr(redrafter._worker, "_fail", failing(1, redrafter._worker._fail))
 

@@ -17,7 +17,13 @@ from typing import Any
 import mlx.core as mx
 
 from redrafter_mlx.bench.measure.answers import Settings
-from redrafter_mlx.bench.measure.methods import Clock, Method, Runner, our_stream
+from redrafter_mlx.bench.measure.methods import (
+    Clock,
+    Method,
+    Runner,
+    finish_mlx_lm,
+    our_stream,
+)
 from redrafter_mlx.bench.measure.plan import Prepared, in_turn
 from redrafter_mlx.config import check_int
 from redrafter_mlx.distributed.plain_batch import PlainBatch
@@ -200,7 +206,7 @@ class BatchRunner:
         self, method: Method, prompts: Sequence[list[int]], max_tokens: int, seed: int
     ) -> BatchRun:
         """Answer the prompts in one batch."""
-        mx.synchronize(our_stream())  # mlx-lm's batch leaves a step beyond the last token running
+        self._redrafter(method).thread.run(finish_mlx_lm)
         mx.reset_peak_memory()
         ids: list[list[int]] = [[] for _ in prompts]
         times: list[list[float]] = [[] for _ in prompts]
@@ -230,14 +236,21 @@ class BatchRunner:
             options = method.options(max_tokens, seed)
             for row, response in redrafter.batch(prompts, options=options):
                 yield row, response.token, response.steps
-            return
-        mx.random.seed(seed)
-        model, mirror, stream = redrafter.model, redrafter.mirror, our_stream()
-        stop = [*redrafter.tokenizer.eos_token_ids]
-        limits = [redrafter.room_for(prompt, max_tokens) for prompt in prompts]
-        batch = PlainBatch([*prompts], limits, stop, method.temperature)
-        run = batch.run(model, stream) if mirror is None else mirror.run(batch, model, stream)
-        steps = [0] * len(prompts)
-        for row, token in run:
-            yield row, token, steps[row]
-            steps[row] += 1
+        else:  # in the same thread as ours
+            theirs = _mlx_lm_tokens(redrafter, method, prompts, max_tokens, seed)
+            yield from redrafter.thread.iterate(theirs)
+
+
+def _mlx_lm_tokens(
+    redrafter: Redrafter, method: Method, prompts: Sequence[list[int]], max_tokens: int, seed: int
+) -> Generator[tuple[int, int, int], None, None]:
+    mx.random.seed(seed)
+    model, mirror, stream = redrafter.model, redrafter.mirror, our_stream()
+    stop = [*redrafter.tokenizer.eos_token_ids]
+    limits = [redrafter.room_for(prompt, max_tokens) for prompt in prompts]
+    batch = PlainBatch([*prompts], limits, stop, method.temperature)
+    run = batch.run(model, stream) if mirror is None else mirror.run(batch, model, stream)
+    steps = [0] * len(prompts)
+    for row, token in run:
+        yield row, token, steps[row]
+        steps[row] += 1

@@ -8,7 +8,8 @@ each loop gives its callers; measuring evaluates and reads nothing more.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import Literal, NamedTuple, get_args
@@ -169,13 +170,14 @@ class Runner:
 
     def run(self, method: Method, prompt: list[int], max_tokens: int, seed: int) -> Run:
         """Answer `prompt` once; the same method with the same seed gives the same answer."""
-        mx.synchronize(our_stream())  # mlx-lm's loop leaves a step beyond the last token running
+        self._first.thread.run(finish_mlx_lm)
         mx.reset_peak_memory()
         tokens: list[Token] = []
         times = [self._clock()]
-        for token in self._tokens(method, prompt, max_tokens, seed):
-            times.append(self._clock())
-            tokens.append(token)
+        with closing(self._tokens(method, prompt, max_tokens, seed)) as found:
+            for token in found:
+                times.append(self._clock())
+                tokens.append(token)
         calls = [[*emitted] for call, emitted in groupby(tokens, lambda token: token.call) if call]
         steps = [emitted[0].result for emitted in calls if emitted[0].result is not None]
         lengths = [len(emitted) for emitted in calls]
@@ -195,12 +197,18 @@ class Runner:
 
     def _tokens(
         self, method: Method, prompt: list[int], max_tokens: int, seed: int
-    ) -> Iterator[Token]:
+    ) -> Generator[Token, None, None]:
         if method.ours:
             options = method.options(max_tokens, seed)
             for response in self.redrafter(method).stream(prompt, options=options):
                 yield Token(response.token, response.text, response.steps, response.step)
-            return
+        else:  # in the same thread as ours
+            theirs = self._mlx_lm_tokens(method, prompt, max_tokens, seed)
+            yield from self._first.thread.iterate(theirs)
+
+    def _mlx_lm_tokens(
+        self, method: Method, prompt: list[int], max_tokens: int, seed: int
+    ) -> Generator[Token, None, None]:
         # A token of mlx-lm that is not from a draft is the last one of its target call. Its
         # speculative loop already drafts before the first call. That call's tokens are treated as
         # the prompt's, because they arrive together with the first token.
@@ -231,11 +239,15 @@ def check_draft_model(redrafter: Redrafter, draft_vocab_size: int, name: str) ->
         )
 
 
-def our_stream() -> mx.Stream | mx.ThreadLocalStream:
-    """Return the stream for mlx-lm's loop: its own on a GPU, this thread's default one on the CPU.
+def finish_mlx_lm() -> None:
+    """Wait for the step beyond the last token that mlx-lm's loop leaves running."""
+    mx.synchronize(our_stream())
 
-    A CPU stream is a thread, and the BLAS gives a pool of workers to every thread that calls it. So
-    on the CPU it is one that exists already; the engine's thread has another.
+
+def our_stream() -> mx.Stream | mx.ThreadLocalStream:
+    """Return the stream for mlx-lm's loop: its own on a GPU, the thread's default one on the CPU.
+
+    A CPU stream is a thread, to which the BLAS gives workers; see `ComputeThread`.
     """
     device = mx.default_device()
     if device.type == mx.DeviceType.cpu:

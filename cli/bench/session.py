@@ -214,7 +214,7 @@ def measure_machine(redrafter: Redrafter, batch: int = 1) -> None:
     if tuning is None or (tuning.measured_for(batch) if batch > 1 else tuning.measured):
         return
     with progress_bars("measuring this machine", describe_percent) as progress:
-        tuning.measure(lambda share: progress("calls", int(100 * share), 100), batch)
+        redrafter.measure(lambda share: progress("calls", int(100 * share), 100), batch)
 
 
 def exchange_note(redrafter: Redrafter) -> str | None:
@@ -288,7 +288,10 @@ def _again(loaded: Redrafter, drafter: NamedDrafter, offline: bool) -> Redrafter
     assert loaded.source is not None, "was loaded by name"
     again = LoadedTarget(loaded.model, loaded.tokenizer, loaded.source, loaded.mirror)
     with progress_bars("loading another drafter") as progress:
-        return draft_with(drafter, again, offline=offline, progress=progress, engine=loaded.limits)
+        return draft_with(
+            drafter, again,
+            offline=offline, progress=progress, engine=loaded.limits, thread=loaded.thread,
+        )  # fmt: skip
 
 
 def _untrained(loaded: Redrafter) -> Redrafter | None:
@@ -298,7 +301,7 @@ def _untrained(loaded: Redrafter) -> Redrafter | None:
         return None
     redrafter = Redrafter(
         loaded.model, loaded.tokenizer, drafter, source=loaded.source, mirror=loaded.mirror,
-        engine=loaded.limits,
+        engine=loaded.limits, thread=loaded.thread,
     )  # fmt: skip
     redrafter.warm_up()
     return redrafter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from functools import cached_property
@@ -22,6 +23,7 @@ from redrafter_mlx.decoding.stopping import AnswerText
 from redrafter_mlx.distributed.mirror import Mirror, MirroredTarget
 from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.drafting.registry import find_drafting
+from redrafter_mlx.engine.compute_thread import ComputeThread
 from redrafter_mlx.engine.listening import aresponses, responses
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
@@ -73,11 +75,13 @@ class Redrafter:
         drafter_note: str | None = None,
         engine: EngineOptions | None = None,
         mirror: Mirror | None = None,
+        thread: ComputeThread | None = None,
     ) -> None:
         """`drafter` may be the path of a drafter's folder; see `split_lookup` for other names.
 
         lookup: add prompt lookup to the drafter
         mirror: sends the target's calls to the other ranks; None if there are none
+        thread: computes for other engines, too; by default this one has a thread of its own
 
         Raises UnsupportedModelError or MismatchError if model and drafter do not fit together,
         and ForkedProcessError after a fork.
@@ -107,7 +111,8 @@ class Redrafter:
         modules = () if self.drafter is None else self.drafter.modules
         budget = MemoryBudget(self.target, self.limits, modules)
         parts = self.target, self.tuning, self.limits, budget
-        self._worker = Worker(lambda: Scheduler(*parts), self.target.lock)
+        self.thread = thread or ComputeThread()
+        self._worker = Worker(lambda: Scheduler(*parts), self.target.lock, self.thread)
         weakref.finalize(self, self._worker.close)
 
     @property
@@ -130,12 +135,34 @@ class Redrafter:
 
         Raises UnsupportedModelError if it is not.
         """
-        with self.target.lock:
-            check_trees(self.target)
+        self.target.lock.check()
+
+        def check() -> None:
+            with self.target.lock:
+                check_trees(self.target)
+
+        self.thread.run(check)
         shape = self.beam_shape
         self.generate(
             [0], max_tokens=4, beam_width=shape.width, beam_length=shape.length, cache_prompt=False
         )
+
+    def measure(self, done: Callable[[float], None] | None = None, batch: int = 1) -> None:
+        """Measure what the choice of shapes needs, where answers are computed; see `Tuner`.
+
+        Answers wait meanwhile. Interrupting it ends it at the next measurement.
+        """
+        tuning, interrupted = self.tuning, threading.Event()
+        if tuning is None:
+            return
+
+        def tell(share: float) -> None:
+            if interrupted.is_set():
+                raise KeyboardInterrupt
+            if done is not None:
+                done(share)
+
+        self.thread.run(lambda: tuning.measure(tell, batch), interrupted)
 
     def stream(
         self,

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
+from redrafter_mlx.engine.compute_thread import CHECK_SECONDS, thread_is_gone
 from redrafter_mlx.engine.request import Answer, Event, Request, Tell
 from redrafter_mlx.engine.worker import Worker
-from redrafter_mlx.errors import EngineFailedError
 from redrafter_mlx.response import Response
 
 Make = Callable[[Request, Tell], Answer]
 """Makes the answer to a request; the engine's own method, so that it stays alive meanwhile."""
-
-_CHECK_SECONDS = 1.0
-"""Seconds without an event after which the caller checks that the engine's thread is alive."""
 
 
 def responses(
@@ -41,7 +38,7 @@ def responses(
             worker.submit(answer)
             answers.append(answer)
         while ended < len(answers):
-            i, event = _next(events, worker)
+            i, event = worker.thread.next_from(events)
             if isinstance(event, Response):
                 yield i, event
             else:
@@ -52,7 +49,7 @@ def responses(
         for answer in answers:
             answer.cancel()
         while ended < len(answers) and worker.alive and not worker.waits_for_caller:
-            ended += not isinstance(_next(events, worker)[1], Response)
+            ended += not isinstance(worker.thread.next_from(events)[1], Response)
 
 
 async def aresponses(
@@ -88,26 +85,12 @@ def _watched(worker: Worker, tell: Tell) -> Iterator[None]:
     def check() -> None:
         nonlocal timer
         if worker.alive:
-            timer = loop.call_later(_CHECK_SECONDS, check)
+            timer = loop.call_later(CHECK_SECONDS, check)
         else:
-            tell(_gone())  # after all that the thread has told
+            tell(thread_is_gone())  # after all that the thread has told
 
-    timer = loop.call_later(_CHECK_SECONDS, check)
+    timer = loop.call_later(CHECK_SECONDS, check)
     try:
         yield
     finally:
         timer.cancel()
-
-
-def _next(events: SimpleQueue[tuple[int, Event]], worker: Worker) -> tuple[int, Event]:
-    """Wait for the next event; raises EngineFailedError if the engine's thread has died."""
-    while True:
-        try:
-            return events.get(timeout=_CHECK_SECONDS)
-        except Empty:
-            if not worker.alive and events.empty():
-                raise _gone() from None
-
-
-def _gone() -> EngineFailedError:
-    return EngineFailedError("the engine's thread is gone; load the model again")

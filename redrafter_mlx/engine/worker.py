@@ -1,4 +1,4 @@
-"""The one thread that computes with a model; it takes requests from a queue."""
+"""Takes the requests of one engine from a queue to its scheduler, in the thread that computes."""
 
 from __future__ import annotations
 
@@ -6,19 +6,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-import mlx.core as mx
-
+from redrafter_mlx.engine.compute_thread import ComputeThread
 from redrafter_mlx.engine.request import Answer
 from redrafter_mlx.engine.scheduler import Scheduler
 from redrafter_mlx.errors import EngineFailedError, device_failure
-from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.process import MLX_PROCESS, ModelLock, called_by_itself
-
-_JOIN_SECONDS = 5.0
-"""Seconds that closing waits for the thread, which may be in the middle of a step."""
 
 
 @dataclass(frozen=True)
@@ -36,20 +32,22 @@ class EngineStatus:
 
 
 class Worker:
-    """Runs a scheduler in a thread, which starts with the first request.
+    """Runs a scheduler in a thread that computes.
 
     If the scheduler fails, its answers end with an error, and a new scheduler replaces it.
     """
 
-    def __init__(self, make_scheduler: Callable[[], Scheduler], lock: ModelLock) -> None:
+    def __init__(
+        self, make_scheduler: Callable[[], Scheduler], lock: ModelLock, thread: ComputeThread
+    ) -> None:
         """`lock` is the model's, which the scheduler takes for every round."""
-        self._make_scheduler, self._lock = make_scheduler, lock
-        self._inbox: SimpleQueue[Answer | None] = SimpleQueue()  # None closes
+        self._make_scheduler, self._lock, self.thread = make_scheduler, lock, thread
+        self._inbox: SimpleQueue[Answer] = SimpleQueue()
         self._scheduler = make_scheduler()
-        self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._closing = threading.Lock()
         self._closed = False
         self._progress = time.monotonic()
+        thread.enter()
 
     @property
     def status(self) -> EngineStatus:
@@ -60,12 +58,12 @@ class Worker:
     @property
     def alive(self) -> bool:
         """Whether the thread is running, so that more events may come."""
-        return self._thread is not None and self._thread.is_alive()
+        return self.thread.alive
 
     @property
     def waits_for_caller(self) -> bool:
         """Whether it cannot go on before the caller does: it is the caller, or needs its lock."""
-        return self._thread is threading.current_thread() or self._lock.held_here
+        return self.thread.is_current or self._lock.held_here
 
     def submit(self, answer: Answer) -> None:
         """Queue the answer to a request.
@@ -76,46 +74,39 @@ class Worker:
         MLX_PROCESS.check()
         if self.waits_for_caller:
             raise called_by_itself()
-        with self._starting:
+        with self._closing:
             if self._closed:
                 raise EngineFailedError("the model was closed; load it again")
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
-                self._thread.start()
             self._inbox.put(answer)
+            self.thread.post(self._work)
 
     def close(self) -> None:
-        """Stop the thread; all answers end with an error. May be called again."""
-        with self._starting:
+        """End all answers with an error, and leave the thread. May be called again."""
+        with self._closing:
+            if self._closed:
+                return
             self._closed = True
-            self._inbox.put(None)
-        if self._thread is not None and not self.waits_for_caller:
-            self._thread.join(_JOIN_SECONDS)
+        if self.thread.alive:
+            with suppress(EngineFailedError):  # it ended meanwhile
+                self.thread.post(self._work)
+        self.thread.leave(join=not self.waits_for_caller)
 
-    def _serve(self) -> None:
-        """Work while there is something to do; otherwise wait for requests."""
-        try:
-            with BLAS.threads_by_rows():
-                while self._take_in():
-                    try:
-                        self._scheduler.work()
-                    except BaseException as error:
-                        why = device_failure(error) or f"{type(error).__name__}: {error}"
-                        self._fail(f"the engine failed: {why}", error)
-                    self._progress = time.monotonic()
+    def _work(self) -> bool:
+        """Take in new requests and work one round; False if nothing is left to do."""
+        self._progress = time.monotonic()
+        while not self._inbox.empty():
+            self._scheduler.add(self._inbox.get())
+        if self._closed:
             self._fail("the model was closed")
-        finally:
-            mx.clear_streams()  # or the process may abort when it ends
-
-    def _take_in(self) -> bool:
-        """Hand new requests to the scheduler; False once the engine is closed."""
-        while self._scheduler.idle or not self._inbox.empty():
-            answer = self._inbox.get()
-            self._progress = time.monotonic()
-            if answer is None:
-                return False
-            self._scheduler.add(answer)
-        return True
+        if self._scheduler.idle:
+            return False
+        try:
+            self._scheduler.work()
+        except BaseException as error:
+            why = device_failure(error) or f"{type(error).__name__}: {error}"
+            self._fail(f"the engine failed: {why}", error)
+        self._progress = time.monotonic()
+        return not self._scheduler.idle
 
     def _fail(self, why: str, cause: BaseException | None = None) -> None:
         if cause is not None:  # its frames hold every cache of the round that failed

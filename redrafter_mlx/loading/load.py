@@ -11,6 +11,7 @@ from redrafter_mlx.distributed.facts import facts_of
 from redrafter_mlx.distributed.follower import follow
 from redrafter_mlx.distributed.group import join_ranks
 from redrafter_mlx.drafting.interface import Bindable
+from redrafter_mlx.engine.compute_thread import ComputeThread
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.errors import BadInputError
@@ -78,8 +79,12 @@ def draft_with(
     offline: bool = False,
     progress: Progress | None = None,
     engine: EngineOptions | None = None,
+    thread: ComputeThread | None = None,
 ) -> Redrafter:
-    """Find the drafter for a target in memory, and warm up: the second half of `load`."""
+    """Find the drafter for a target in memory, and warm up: the second half of `load`.
+
+    thread: computes for other engines, too
+    """
     opened, note = open_drafter(drafter, loaded, offline=offline, progress=progress)
     redrafter = Redrafter(
         loaded.model,
@@ -90,6 +95,7 @@ def draft_with(
         drafter_note=note,
         engine=engine,
         mirror=loaded.mirror,
+        thread=thread,
     )
     redrafter.warm_up()
     return redrafter

@@ -12,6 +12,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -118,7 +119,10 @@ class BlasStatus:
         library, most = self._handle, self._cores
         if library is None or self._fixed or most == 1 or not hasattr(library, "cblas_sgemm"):
             return most
-        seconds = _product_seconds(library, {n: partial(self._use, n) for n in (most - 1, most)})
+        settings = {n: partial(self._use, n) for n in (most - 1, most)}
+        # In a thread that ends: the library's workers for it, awake, would take turns with others.
+        with ThreadPoolExecutor(1) as thread:
+            seconds = thread.submit(_product_seconds, library, settings).result()
         return most - 1 if seconds[most - 1] < _MAX_SLOWDOWN * seconds[most] else most
 
     @cached_property

@@ -1,0 +1,164 @@
+"""The thread that computes, for one engine or several, and for whatever runs beside them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from contextlib import closing
+from queue import Empty, SimpleQueue
+from typing import TypeAlias, TypeVar
+
+import mlx.core as mx
+
+from redrafter_mlx.errors import EngineFailedError
+from redrafter_mlx.runtime.blas import BLAS
+from redrafter_mlx.runtime.process import MLX_PROCESS, called_by_itself
+
+_T = TypeVar("_T")
+
+Round: TypeAlias = "Callable[[], bool]"
+"""Does a part of some work; returns whether any is left."""
+
+_JOIN_SECONDS = 5.0
+"""Seconds that leaving waits for the thread, which may be in the middle of a step."""
+
+CHECK_SECONDS = 1.0
+"""Seconds without a result after which the caller checks that the thread is alive."""
+
+
+class ComputeThread:
+    """Runs all work in one thread, round by round, in turn; it starts with the first round.
+
+    Work that multiplies beside an engine belongs here: a BLAS gives every thread that multiplies
+    workers of its own, and GNU's OpenMP lets them sleep between products as soon as there are more
+    than cores. Waking them takes longer than multiplying a few rows: a step of SmolLM2 with two to
+    eight nodes would take a quarter longer.
+    """
+
+    def __init__(self) -> None:
+        self._inbox: SimpleQueue[Round | None] = SimpleQueue()  # None ends the thread
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._users = 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread is running."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs in it."""
+        return self._thread is threading.current_thread()
+
+    def enter(self) -> None:
+        """Count one more user; the thread ends when the last one leaves."""
+        self._users += 1
+
+    def leave(self, join: bool) -> None:
+        """End the thread, after what was posted, if this was the last user.
+
+        join: wait for its end
+        """
+        with self._starting:
+            self._users -= 1
+            if self._users:
+                return
+            self._inbox.put(None)
+        if self._thread is not None and join:
+            self._thread.join(_JOIN_SECONDS)
+
+    def post(self, work: Round) -> None:
+        """Call `work` again and again until it returns False; posted twice, it is called once."""
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
+                self._thread.start()
+            elif not self._thread.is_alive():
+                raise thread_is_gone()
+            self._inbox.put(work)
+
+    def run(self, task: Callable[[], _T], interrupted: threading.Event | None = None) -> _T:
+        """Run a task and return its result; an interrupted caller waits for its end.
+
+        interrupted: is set if the caller is interrupted, so that the task may end early
+
+        Raises the task's error, and BadInputError in the thread itself.
+        """
+
+        def once() -> Generator[_T, None, None]:
+            yield task()
+
+        with closing(self.iterate(once(), interrupted)) as results:
+            return next(results)
+
+    def iterate(
+        self, items: Generator[_T, None, None], closed: threading.Event | None = None
+    ) -> Generator[_T, None, None]:
+        """Yield what a generator yields that runs in the thread; closing this one closes it.
+
+        closed: is set when this one is closed
+        """
+        found: SimpleQueue[Future[_T] | None] = SimpleQueue()
+        closed, over = closed or threading.Event(), threading.Event()
+
+        def work() -> bool:
+            item: Future[_T] = Future()
+            try:
+                if closed.is_set():
+                    items.close()  # so that it has no next item
+                item.set_result(next(items))
+            except StopIteration:
+                found.put(None)
+            except BaseException as error:
+                item.set_exception(error)
+                found.put(item)
+            else:
+                found.put(item)
+                return True
+            over.set()
+            return False
+
+        MLX_PROCESS.check()
+        if self.is_current:
+            raise called_by_itself()
+        self.post(work)
+        try:
+            while (item := self.next_from(found)) is not None:
+                yield item.result()
+        finally:
+            closed.set()
+            while self.alive and not over.wait(CHECK_SECONDS):
+                pass
+
+    def next_from(self, found: SimpleQueue[_T]) -> _T:
+        """Wait for what the thread puts into a queue; raises EngineFailedError if it has died."""
+        while True:
+            try:
+                return found.get(timeout=CHECK_SECONDS)
+            except Empty:
+                if not self.alive and found.empty():
+                    raise thread_is_gone() from None
+
+    def _serve(self) -> None:
+        """Take rounds of all work in turn; wait while there is none."""
+        rounds: dict[Round, None] = {}  # a set in the order in which they came
+        ending = False
+        try:
+            with BLAS.threads_by_rows():
+                while rounds or not ending:
+                    while not self._inbox.empty() or not (rounds or ending):
+                        work = self._inbox.get()
+                        if work is None:
+                            ending = True
+                        else:
+                            rounds[work] = None
+                    work = None
+                    rounds = {work: None for work in rounds if work()}
+        finally:
+            mx.clear_streams()  # or the process may abort when it ends
+
+
+def thread_is_gone() -> EngineFailedError:
+    return EngineFailedError("the engine's thread is gone; load the model again")
