@@ -1,0 +1,184 @@
+"""The thread that computes: what runs in it, for whom, and how it ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+
+import mlx.nn as nn
+import pytest
+from tiny import byte_model, byte_tokenizer, random_drafter
+from waiting import wait_for
+
+from redrafter_mlx.bench.measure.batches import BatchRunner
+from redrafter_mlx.bench.measure.methods import Method, Runner
+from redrafter_mlx.engine.compute_thread import ComputeThread
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.errors import BadInputError, EngineFailedError
+from redrafter_mlx.target.tree_check import check_trees
+
+PROMPT = [3, 5, 7]
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return byte_model(seed=1)
+
+
+@pytest.fixture
+def thread() -> Iterator[ComputeThread]:
+    made = ComputeThread()
+    made.enter()
+    yield made
+    made.leave(join=True)
+
+
+def make(model: nn.Module, thread: ComputeThread | None = None) -> Redrafter:
+    drafter = random_drafter(vocab_size=258)
+    return Redrafter(model, byte_tokenizer(), drafter, thread=thread)
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
+    """Replace a function by itself; return a list of the threads that will have called it."""
+    module, _, function = name.rpartition(".")
+    honest = getattr(__import__(module, fromlist=[function]), function)
+    threads: list[int] = []
+
+    def record(*given: object, **named: object) -> object:
+        threads.append(threading.get_ident())
+        return honest(*given, **named)
+
+    monkeypatch.setattr(name, record)
+    return threads
+
+
+def test_all_that_computes_beside_an_engine_does_so_in_its_thread(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread would get workers of its own from the BLAS, and all would sleep and wake."""
+    checks = recorded(monkeypatch, "redrafter_mlx.engine.engine.check_trees")
+    times: list[int] = []
+    loops = recorded(monkeypatch, "redrafter_mlx.bench.measure.methods.make_sampler")
+    batches = recorded(monkeypatch, "redrafter_mlx.bench.measure.batches.PlainBatch")
+    redrafter = make(model)
+    monkeypatch.setattr(redrafter.tuning, "measure", lambda *_: times.append(threading.get_ident()))
+    redrafter.warm_up()
+    redrafter.measure()
+    Runner({None: redrafter}).run(Method("mlx-lm"), PROMPT, 3, 0)
+    BatchRunner({None: redrafter}).run(Method("mlx-lm"), [PROMPT, PROMPT], 3, 0)
+    assert all([checks, times, loops, batches])
+    threads = {*checks, *times, *loops, *batches}
+    assert threads == {redrafter.thread.run(threading.get_ident)}
+    assert threading.get_ident() not in threads
+
+
+def test_engines_that_share_a_thread_answer_in_it_and_the_last_one_ends_it(
+    model: nn.Module,
+) -> None:
+    first = make(model)
+    want = first.generate(PROMPT, max_tokens=8).token_ids
+    second = make(model, first.thread)
+    running = first.stream(PROMPT, max_tokens=8)
+    tokens = [next(running).token]
+    assert second.generate(PROMPT, max_tokens=8).token_ids == want  # while the first one answers
+    assert tokens + [response.token for response in running] == want
+    first.close()
+    with pytest.raises(EngineFailedError, match="closed"):
+        first.generate(PROMPT)
+    assert second.generate(PROMPT, max_tokens=8).token_ids == want
+    second.close()
+    assert not second.thread.alive
+    with pytest.raises(EngineFailedError, match="gone"):
+        second.thread.run(int)
+
+
+def test_a_task_returns_its_result_or_raises_its_error(thread: ComputeThread) -> None:
+    assert thread.run(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        thread.run(lambda: 1 // 0)
+    assert thread.run(lambda: 8) == 8
+
+
+def test_a_task_that_asks_its_own_thread_is_refused(thread: ComputeThread) -> None:
+    with pytest.raises(BadInputError, match="own thread"):
+        thread.run(lambda: thread.run(int))
+
+
+def test_work_takes_turns_and_one_that_is_posted_twice_is_called_once_a_round(
+    thread: ComputeThread,
+) -> None:
+    calls: list[str] = []
+    ready = threading.Event()
+
+    def worker(name: str) -> Callable[[], bool]:
+        def work() -> bool:
+            calls.append(name)
+            return calls.count(name) < 3
+
+        return work
+
+    thread.post(lambda: not ready.wait())
+    first, second = worker("a"), worker("b")
+    for work in (first, second, first):
+        thread.post(work)
+    ready.set()
+    wait_for(lambda: len(calls) == 6)
+    assert calls == ["a", "b"] * 3
+
+
+def test_a_generator_that_is_closed_early_ends_in_the_thread(thread: ComputeThread) -> None:
+    ended: list[bool] = []
+
+    def count() -> Generator[int, None, None]:
+        try:
+            yield from range(10**9)
+        finally:
+            ended.append(thread.is_current)
+
+    with closing(thread.iterate(count())) as numbers:
+        assert [next(numbers), next(numbers)] == [0, 1]
+    assert ended == [True]
+
+
+def test_a_measurement_that_is_interrupted_ends_before_its_caller_goes_on(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redrafter = make(model)
+    assert redrafter.tuning is not None
+    began = threading.Event()
+
+    def measure(tell: Callable[[float], None], _: int) -> None:
+        while True:
+            tell(0.5)
+            began.set()
+
+    def interrupted(*_: object) -> None:
+        assert began.wait(60)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(redrafter.tuning, "measure", measure)
+    monkeypatch.setattr(redrafter.thread, "next_from", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        redrafter.measure()
+    monkeypatch.undo()
+    assert check_trees(redrafter.target) < 1e-3
+    redrafter.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_whoever_waits_for_a_thread_that_has_died_gets_an_error(
+    thread: ComputeThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redrafter_mlx.engine.compute_thread.CHECK_SECONDS", 0.05)
+
+    def dies() -> bool:
+        raise SystemExit
+
+    def posts() -> Generator[int, None, None]:
+        thread.post(dies)
+        while True:
+            yield 1
+
+    with pytest.raises(EngineFailedError, match="gone"):
+        list(thread.iterate(posts()))
