@@ -38,7 +38,7 @@ class ComputeThread:
 
     def __init__(self) -> None:
         self._inbox: SimpleQueue[Round | None] = SimpleQueue()  # None ends the thread
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()  # the collector may close an engine while it is held
         self._thread: threading.Thread | None = None
         self._users = 0
 
@@ -54,7 +54,8 @@ class ComputeThread:
 
     def enter(self) -> None:
         """Count one more user; the thread ends when the last one leaves."""
-        self._users += 1
+        with self._starting:
+            self._users += 1
 
     def leave(self, join: bool) -> None:
         """End the thread, after what was posted, if this was the last user.
