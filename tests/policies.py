@@ -29,6 +29,10 @@ class Alternating:
     def plan_copies(self, rows: Sequence[Row], *_: object) -> list[CopyPlan | None]:
         return [None] * len(rows)
 
+    def may_copy(self, rows: Sequence[Row]) -> bool:
+        del rows
+        return False
+
     def learn(self, *_: object) -> None: ...
 
 

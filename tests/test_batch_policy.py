@@ -351,3 +351,36 @@ def test_a_row_that_ended_takes_its_planned_copies_along() -> None:
         return policy.acceptance.copies.trust(8)
 
     assert trust(other=True) == trust(other=False) < 1
+
+
+@pytest.mark.parametrize("batch", [1, 4, 8])
+def test_no_copy_is_planned_where_plain_steps_need_not_wait_for_one(batch: int) -> None:
+    """For texts of a few different tokens, and copies that were trusted more or less."""
+    rng, counts = random.Random(batch), {True: 0, False: 0}
+    for _ in range(200):
+        policy = BatchPolicy(FREE, AcceptanceStatistics(()))
+        held = rng.random()
+        for matched in (3, 8):
+            policy.acceptance.copies.learn(matched, 5.0, 5.0 * held)
+        texts = [[rng.randrange(5) for _ in range(rng.randrange(2, 30))] for _ in range(batch)]
+        rows = [sequence(len(text), TextIndex(Lookup(3), text)) for text in texts]
+        policy.next_shape(rows)
+        waits = policy.may_copy(rows)
+        counts[waits] += 1
+        for row in rows:
+            assert row.text_index is not None
+            row.text_index.append([rng.randrange(5)])
+        if not waits:
+            plans = policy.plan_copies(rows, [PLAIN] * batch, [False] * batch)
+            assert plans == [None] * batch
+    assert min(counts.values()) > 10
+
+
+def test_one_match_in_a_batch_that_hardly_pays_lets_no_row_wait() -> None:
+    policy = BatchPolicy(TWO_CORES, AcceptanceStatistics(()))
+    matching = sequence(5, TextIndex(Lookup(3), [1, 2, 3, 1, 2]))
+    others = [sequence(9, TextIndex(Lookup(3), range(9))) for _ in range(7)]
+    policy.next_shape([matching])
+    assert policy.may_copy([matching])
+    policy.next_shape([matching, *others])
+    assert not policy.may_copy([matching, *others])

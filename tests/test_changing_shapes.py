@@ -57,6 +57,10 @@ class Scripted:
         """Plan copies of random length, alone or next to the drafts."""
         return [self._plan(*one) for one in zip(rows, drafted, drawn, strict=True)]
 
+    def may_copy(self, rows: Sequence[Row]) -> bool:
+        indices = [row.text_index for row in rows if row.text_index is not None]
+        return any(index.next_copy(1) for index in indices)
+
     def learn(self, rows: Sequence[Row], steps: Sequence[StepResult]) -> None:
         del rows
         self.learned += steps

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,18 @@ from redrafter_mlx.decoding.step_result import StepResult, read_report
 from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target.kv_cache import CAPACITY_STEP
+
+
+class Waiting(FixedShape):
+    """Plain steps that wait in these turns, as if for copies, which never come."""
+
+    def __init__(self, *turns: bool) -> None:
+        super().__init__(PLAIN)
+        self._turns = cycle(turns)
+
+    def may_copy(self, rows: Sequence[Row]) -> bool:
+        del rows
+        return next(self._turns)
 
 
 def steps(sequence: Decoded) -> list[tuple[object, ...]]:
@@ -168,7 +181,7 @@ def test_a_plain_step_between_trees_is_timed_without_the_host_that_it_waits_for(
 
     # A step that waits in plain decoding too is timed as it is.
     decoder, sequence = replace(ahead, lookup=Lookup(1)), Decoded([1, 2], 30)
-    batch = Batch(decoder, FixedShape(PLAIN))
+    batch = Batch(decoder, Waiting(True))
     sequence.join(batch, decoder).finished = finished
     while batch.rows:
         batch.advance()
@@ -199,14 +212,12 @@ def test_a_step_takes_as_long_as_the_device_whenever_the_host_gets_to_read_it(
     monkeypatch.setattr(batch_module, "submit_verification", submitted)
     monkeypatch.setattr(batch_module, "read_report", read)
     ahead, _ = both(Decoder(tiny(), None, PLAIN, GREEDY, lookup=Lookup(2)))
-    sequence, batch = Decoded([1, 2], 60), Batch(ahead, FixedShape(PLAIN))
-    row = sequence.join(batch, ahead)
-    matches: set[bool] = set()
+    sequence = Decoded([1, 2], 60)
+    batch = Batch(ahead, Waiting(True, True, False, False, False, True, False))
+    sequence.join(batch, ahead)
     while batch.rows:
         batch.advance()
-        matches.add(row.text_index is not None and row.text_index.may_match_next)
     times = [step.seconds for step in sequence.results if not math.isnan(step.seconds)]
-    assert matches == {True, False}, "some steps wait, and some do not"
     assert len(times) > 10
     assert times == pytest.approx([1.0] * len(times))
 
@@ -256,8 +267,10 @@ def test_no_token_makes_a_match_where_none_may_follow(shortest: int) -> None:
         matches = []
         for token in range(4):
             longer = TextIndex(Lookup(shortest), [*text, token])
-            matches.append(bool(longer.copies(2, 3)))
-        assert index.may_match_next == any(matches)
-        counts[index.may_match_next] += 1
+            matches.append(max([copy.matched for copy in longer.copies(2, 3)], default=0))
+        copy = index.next_copy(3)
+        assert (copy is not None) == any(matches)
+        assert copy is None or copy.matched == max(matches)
+        counts[copy is not None] += 1
     assert counts[True] > 5
     assert counts[False] > 5 or shortest == 1

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
 from redrafter_mlx.autotune.candidates import candidates
-from redrafter_mlx.autotune.copy_choice import Drafted, best_copies
+from redrafter_mlx.autotune.copy_choice import CopyTree, Drafted, best_copies
 from redrafter_mlx.autotune.cost_model import CostModel
 from redrafter_mlx.autotune.probe_budget import ProbeBudget
 from redrafter_mlx.autotune.step_times import StepTimes
@@ -145,20 +145,8 @@ class BatchPolicy:
             self._drafted(row, shape, was_drawn)
             for row, shape, was_drawn in zip(rows, drafted, drawn, strict=True)
         ]
-        if not any(row.match for row in found):
-            return [None] * len(rows)
         largest = max(drafted, key=lambda shape: shape.nodes)
-        biased = not any(row.learns for row in rows)
-        step = self._predict(largest, self._batch)
-        step *= self._times.correction(largest.nodes, self._batch)
-        choice = best_copies(
-            found,
-            self.acceptance.of(biased=biased).copies,
-            self._pace(self._best),
-            step - self._drafting(largest, self._batch),
-            self._verification,
-            self._costs.most_nodes,
-        )
+        choice = self._best_copies(rows, found, largest)
         if choice is None:
             return [None] * len(rows)
         trees, seconds = choice
@@ -168,6 +156,17 @@ class BatchPolicy:
         self._copied.append(_Copied(copies, nodes, seconds, largest))
         after = self._draft_after([tree.holds for tree in trees])
         return [plan and replace(plan, draft_after=plan.joined or after) for plan in plans]
+
+    def may_copy(self, rows: Sequence[Row]) -> bool:
+        """Whether the longest matches that the next tokens can complete would be copied.
+
+        Otherwise plain steps need not wait for those tokens. A shorter match is less often right.
+        """
+        longest, found = self._longest_copy, []
+        for row in rows:
+            match = None if row.text_index is None else row.text_index.next_copy(longest)
+            found.append(Drafted(match, PLAIN, [], 1.0))
+        return self._best_copies(rows, found, PLAIN) is not None
 
     def learn(self, rows: Sequence[Row], steps: Sequence[StepResult]) -> None:
         """Record the results of a step, which may come some steps late."""
@@ -230,10 +229,33 @@ class BatchPolicy:
         seconds -= self._drafting(planned.drafted, len(rows))
         return planned, seconds / planned.seconds
 
+    def _best_copies(
+        self, rows: Sequence[Row], found: Sequence[Drafted], largest: BeamShape
+    ) -> tuple[list[CopyTree], float] | None:
+        """Return the best copies over trees of at most the largest shape; None if none gain."""
+        if not any(row.match for row in found):
+            return None
+        biased = not any(row.learns for row in rows)
+        step = self._predict(largest, self._batch)
+        step *= self._times.correction(largest.nodes, self._batch)
+        return best_copies(
+            found,
+            self.acceptance.of(biased=biased).copies,
+            self._pace(self._best),
+            step - self._drafting(largest, self._batch),
+            self._verification,
+            self._costs.most_nodes,
+        )
+
+    @property
+    def _longest_copy(self) -> int:
+        """Maximum number of drafts in a copy."""
+        return min(MAX_BEAM_LENGTH, self._costs.most_nodes) - 1
+
     def _drafted(self, row: Row, shape: BeamShape, drawn: bool) -> Drafted:
         """Return what copies may replace or join in a row."""
-        longest = min(MAX_BEAM_LENGTH, self._costs.most_nodes) - 1
-        found = [] if row.copy_source is None else row.copy_source.copies(1, longest)
+        source = row.copy_source
+        found = [] if source is None else source.copies(1, self._longest_copy)
         joins = shape != PLAIN and not drawn
         known = self.acceptance.of(biased=not row.learns)
         branches = known.accepted_by_depth(shape) if found and joins else []

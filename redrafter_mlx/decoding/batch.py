@@ -176,8 +176,8 @@ class Batch:
         """Whether the next step is the same whatever the unread results are.
 
         It is a plain step, unless the last tokens of a text and a token that is still unread may
-        match an earlier n-gram. An end that nobody foresaw makes its row of the step useless, but
-        not wrong.
+        match an earlier n-gram whose copy may pay. An end that nobody foresaw makes its row of the
+        step useless, but not wrong.
         """
         rows, state, _, unread = self._parts[0]
         if unread > 1 or not state.drafts.plain:
@@ -188,9 +188,8 @@ class Batch:
         """Whether the trees of these rows, if they are plain, can be submitted before reading."""
         if not self._decoder.target.submits_ahead or self._decoder.remembers:
             return False
-        indices = [row.text_index for row in rows if row.text_index is not None]
         constrained = any(row.constraint is not None for row in rows)
-        return not constrained and not any(index.may_match_next for index in indices)
+        return not constrained and not self._shapes.may_copy(rows)
 
     def _submit_and_read(
         self, following: _Next

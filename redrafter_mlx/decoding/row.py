@@ -68,6 +68,10 @@ class BatchShapes(Protocol):
         """
         ...
 
+    def may_copy(self, rows: Sequence[Row]) -> bool:
+        """Whether copies may be planned in place of plain trees, after one more token each."""
+        ...
+
     def learn(self, rows: Sequence[Row], steps: Sequence[StepResult]) -> None:
         """Record the results of a step; seconds are NaN if other work ran at the same time."""
         ...
@@ -90,6 +94,10 @@ class FixedShape:
     ) -> list[CopyPlan | None]:
         """Plan copies within the shape's own width, length and nodes."""
         return [self._plan(*one) for one in zip(rows, drafted, drawn, strict=True)]
+
+    def may_copy(self, rows: Sequence[Row]) -> bool:
+        indices = [row.text_index for row in rows if row.text_index is not None]
+        return self._shape.length > 1 and any(index.next_copy(1) for index in indices)
 
     def learn(self, rows: Sequence[Row], steps: Sequence[StepResult]) -> None:
         for row, step in zip(rows, steps, strict=True):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple, Protocol, TypeVar
 
 from redrafter_mlx.errors import BadInputError
@@ -107,11 +108,17 @@ class TextIndex:
                 self._hits[length - 1] += self.tokens[position + 1] == token
             self._append(token)
 
-    @property
-    def may_match_next(self) -> bool:
-        """Whether there is a token after which the text's last tokens match an earlier n-gram."""
-        known = self._lookup.shortest - 1
-        return tuple(self.tokens[len(self.tokens) - known :]) in self._followed
+    def next_copy(self, length: int) -> Copy | None:
+        """Return the copy of the longest match that the next token can complete; None if none can.
+
+        Its `length` drafts are not known yet, and 0.
+        """
+        matched = self._lookup.shortest
+        if self._best is not None:
+            matched = min(self._best[1] + 1, len(self._trials))
+        elif tuple(self.tokens[len(self.tokens) + 1 - matched :]) not in self._followed:
+            return None
+        return Copy((0,) * length, self._log_probs(matched, length), matched)
 
     def copies(self, width: int, length: int) -> list[Copy]:
         """Return up to `width` candidates of `length` drafts, the best first.
@@ -121,11 +128,14 @@ class TextIndex:
         """
         found = []
         for number, (position, matched) in enumerate(self._matches(width, length)):
-            scores = [number * math.log(self._lookup.second)]
-            for i in range(length):
-                scores.append(scores[-1] + math.log(self._rate(matched + i)))
-            found.append(Copy(tuple(self._after(position, length)), tuple(scores[1:]), matched))
+            log_probs = self._log_probs(matched, length, number * math.log(self._lookup.second))
+            found.append(Copy(tuple(self._after(position, length)), log_probs, matched))
         return found
+
+    def _log_probs(self, matched: int, length: int, before: float = 0.0) -> tuple[float, ...]:
+        """Return the cumulative log-probabilities of the drafts after a match."""
+        rates = [math.log(self._rate(matched + i)) for i in range(length)]
+        return tuple(accumulate(rates, initial=before))[1:]
 
     def _matches(self, width: int, length: int) -> list[tuple[int, int]]:
         """Return end and length of the best matches, all with different continuations."""
