@@ -462,6 +462,45 @@ def test_a_busy_machine_is_measured_until_its_shortest_times_settle(
     assert len(quick._times(lambda _: None, budget=len(quick.cases()) * 0.4)["call", 5, 128]) == 2
 
 
+def test_a_call_that_seems_dearer_than_one_with_more_rows_is_timed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The machine is busy in the first calls of two rows; those of five take longer than of six."""
+    monkeypatch.setattr(profiler, "_MOST_ROUNDS", 2)
+    machine, now, calls = profile(widest=0), 0.0, Counter[int]()
+    honest = machine._target.verify
+
+    def busy(tree, cache, length, bound, **more):  # type: ignore[no-untyped-def]
+        nonlocal now
+        rows = tree.tokens.shape[1]
+        calls[rows] += 1
+        now += {2: 0.5 if calls[rows] < 12 else 0.1, 5: 0.3}.get(rows, 0.1 + rows / 1000)
+        return honest(tree, cache, length, bound, **more)
+
+    monkeypatch.setattr(machine._target, "verify", busy)
+    monkeypatch.setattr(profiler.time, "perf_counter", lambda: now)
+    shortest = {case: min(t) for case, t in machine._times(lambda _: None, budget=60.0).items()}
+    assert shortest["call", 2, 128] == pytest.approx(0.1)
+    assert shortest["call", 5, 128] == pytest.approx(0.3), "it is no noise"
+    assert max(calls.values()) < 40
+
+
+def test_measuring_for_batches_keeps_what_a_quieter_machine_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`bench --batch-size` on a busy machine took the place of a profile of a quiet one."""
+    machine, slowness = profile(widest=1), 1.0
+    monkeypatch.setattr(profiler, "seconds_of", lambda *_: slowness)
+    monkeypatch.setattr(profiler, "step_seconds", lambda *_: 3.0 * slowness)
+    alone = dict(machine.measure_all(budget=60.0).seconds)
+    machine.batch, slowness = 4, 5.0
+    together = machine.measure_all(budget=60.0).seconds
+    assert {case: together[case] for case in alone} == alone
+    assert {together[case] for case in together.keys() - alone.keys()} == {5.0}
+    again = machine.measure_all(budget=60.0).seconds
+    assert again["call", 1, 128] == 5.0, "all of it is measured anew"
+
+
 def test_drafting_is_timed_for_the_lengths_that_are_drafted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

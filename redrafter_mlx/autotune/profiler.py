@@ -74,6 +74,10 @@ _SETTLED, _PATIENCE = 0.98, 4
 """On a busy machine, the repeats go on for up to _PATIENCE times their budget, until a round leaves
 the shortest times at _SETTLED of what they were, on average."""
 
+_DOUBTFUL, _MOST_DOUBTS = 1.1, 8
+"""A call that seems to take this much longer than one with more rows is repeated, so many times at
+most: a machine that was busy for its few repeats would rule out its row count."""
+
 _TAKEN = 2
 """Number of measurements of a case, after different answers: one may be taken while the machine is
 busy, and the shortest is kept for all later processes."""
@@ -160,6 +164,9 @@ class Profiler:
     ) -> Timings:
         """Measure all cases now; on a slow machine, the most informative half of them.
 
+        If only cases of batches were missing, the shorter ones of all earlier times are kept: other
+        work on the machine only adds time.
+
         Args:
           done: called now and then with the finished share
           budget: seconds for first calls, again for repeats, and again for overheads
@@ -176,7 +183,11 @@ class Profiler:
             spread=statistics.median(spreads),
             complete=True,
         )
-        seconds |= self._overheads(timings, budget)
+        known = self.timings.seconds if self.timings.complete and not self.finished else {}
+        for case in seconds.keys() & known.keys():
+            seconds[case] = min(seconds[case], known[case])
+        overheads = {case: s for case, s in known.items() if case[0] == "overhead"}
+        seconds |= overheads or self._overheads(timings, budget)
         tell(1.0)
         self.timings = timings
         return timings
@@ -224,16 +235,20 @@ class Profiler:
             limit = budget if _settled(times) else _PATIENCE * budget
             if spent * (done + 1) / done > limit:
                 break
-        return {case: t[1:] for case, t in times.items()}  # the first one compiled kernels
+        times = {case: t[1:] for case, t in times.items()}  # the first one compiled kernels
+        for _ in range(_MOST_DOUBTS):
+            for case in _doubted(times):
+                times[case].append(_next_seconds(self._target, calls[case]))
+        return times
 
     def _overheads(self, timings: Timings, budget: float) -> dict[Case, float]:
         """Measure a step's overhead beyond its parts: plain, with one beam and with several.
 
-        A step and its parts are measured in turn, and compared within each round: the overhead is
-        small, and a difference of times from different moments would show what else the machine did
-        meanwhile. Plain steps can take less than a call alone, as the host works ahead. Despite
-        noise, a plain step gets the smallest overhead and a step with several beams the largest,
-        and none is more than a one-row call, or takes off more than half of one.
+        A step and its parts are measured in turn, and the shortest of each are compared: the
+        overhead is small, and other work on the machine adds more. Plain steps can take less than a
+        call alone, as the host works ahead. Despite noise, a plain step gets the smallest overhead
+        and a step with several beams the largest, and none is more than a one-row call, or takes
+        off more than half of one.
         """
         caches: dict[int, TreeCache] = {}
         parts: dict[BeamShape, list[Call]] = {}
@@ -242,18 +257,19 @@ class Profiler:
             parts[shape] = [self._call(("call", shape.nodes, SHORT_CONTEXT), caches)]
             if shape != PLAIN:
                 parts[shape].append(self._call(("draft", shape.width, shape.length), caches))
-        found: list[list[float]] = [[] for _ in parts]
+        steps: list[list[float]] = [[] for _ in parts]
+        sums: list[list[float]] = [[] for _ in parts]
         prompt = [(7 * i + 1) % self._target.vocab_size for i in range(SHORT_CONTEXT)]
         began = time.perf_counter()
-        while not found[0] or (len(found[0]) < _REPEATS and time.perf_counter() - began < budget):
-            for (shape, calls), rest in zip(parts.items(), found, strict=True):
+        while not steps[0] or (len(steps[0]) < _REPEATS and time.perf_counter() - began < budget):
+            for i, (shape, calls) in enumerate(parts.items()):
                 decoder = Decoder(self._target, self._drafter, shape, SamplingParams())
-                step = step_seconds(decoder, prompt, _STEPS)
+                steps[i].append(step_seconds(decoder, prompt, _STEPS))
                 with BLAS.threads_by_rows():
-                    rest.append(step - sum(_shortest_seconds(self._target, call) for call in calls))
+                    sums[i].append(sum(_shortest_seconds(self._target, call) for call in calls))
         most = timings.seconds["call", 1, SHORT_CONTEXT]
-        medians = [max(-most / 2, min(statistics.median(rest), most)) for rest in found]
-        rising = [*accumulate(medians, max)]
+        found = [min(s) - min(p) for s, p in zip(steps, sums, strict=True)]
+        rising = [*accumulate((max(-most / 2, min(rest, most)) for rest in found), max)]
         cases: list[Case] = [("overhead", s.width, s.length) for s in OVERHEADS]
         of_copies = max(rising[-1], 0.0)  # without a drafter nothing else is drafted
         return dict(zip(cases, [*rising, of_copies, of_copies], strict=False))
@@ -280,6 +296,19 @@ def _settled(times: Mapping[Case, Sequence[float]]) -> bool:
     """
     ratios = [min(t[1:]) / max(min(t[1:-1]), 1e-9) for t in times.values()]
     return statistics.fmean(ratios) >= _SETTLED
+
+
+def _doubted(times: Mapping[Case, Sequence[float]]) -> list[Case]:
+    """Return the calls that seem to take clearly longer than another with more rows."""
+    calls = {case: min(t) for case, t in times.items() if case[0] == "call"}
+    return [
+        (kind, rows, context)
+        for (kind, rows, context), seconds in calls.items()
+        if any(
+            n > rows and there == context and seconds > _DOUBTFUL * other
+            for (_, n, there), other in calls.items()
+        )
+    ]
 
 
 def step_seconds(decoder: Decoder, prompt: list[int], steps: int) -> float:
