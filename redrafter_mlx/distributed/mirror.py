@@ -37,6 +37,7 @@ class Mirror:
     def __init__(self, ranks: Ranks, sharing: Sharing = "tensor") -> None:
         self.ranks, self.sharing = ranks, sharing
         self.last = mx.zeros(())
+        mx.eval(self.last)  # in this thread: another one cannot
         self._numbers = itertools.count(1)
         self._live: WeakSet[Stored] = WeakSet()
 
