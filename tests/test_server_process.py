@@ -62,7 +62,8 @@ def test_after_kill_9_the_same_port_serves_the_same_answer() -> None:
     for _ in range(2):
         with served(port) as (process, url):
             port = int(url.rsplit(":", 1)[1])
-            whole = httpx.post(f"{url}/v1/completions", json={**ASKED, "stream": False})
+            asked = {**ASKED, "stream": False}
+            whole = httpx.post(f"{url}/v1/completions", json=asked, timeout=DEADLINE)
             answers.append(whole.json()["choices"])
             with httpx.stream("POST", f"{url}/v1/completions", json=ASKED) as stream:
                 lines = stream.iter_lines()
