@@ -30,10 +30,13 @@ class Waiting(FixedShape):
     def __init__(self, *turns: bool) -> None:
         super().__init__(PLAIN)
         self._turns = cycle(turns)
+        self.answers: set[bool] = set()
 
     def may_copy(self, rows: Sequence[Row]) -> bool:
         del rows
-        return next(self._turns)
+        turn = next(self._turns)
+        self.answers.add(turn)
+        return turn
 
 
 def steps(sequence: Decoded) -> list[tuple[object, ...]]:
@@ -212,12 +215,13 @@ def test_a_step_takes_as_long_as_the_device_whenever_the_host_gets_to_read_it(
     monkeypatch.setattr(batch_module, "submit_verification", submitted)
     monkeypatch.setattr(batch_module, "read_report", read)
     ahead, _ = both(Decoder(tiny(), None, PLAIN, GREEDY, lookup=Lookup(2)))
-    sequence = Decoded([1, 2], 60)
-    batch = Batch(ahead, Waiting(True, True, False, False, False, True, False))
+    sequence, shapes = Decoded([1, 2], 60), Waiting(True, True, False, False, False, True, False)
+    batch = Batch(ahead, shapes)
     sequence.join(batch, ahead)
     while batch.rows:
         batch.advance()
     times = [step.seconds for step in sequence.results if not math.isnan(step.seconds)]
+    assert shapes.answers == {True, False}, "some steps wait, and some do not"
     assert len(times) > 10
     assert times == pytest.approx([1.0] * len(times))
 
