@@ -439,26 +439,37 @@ def test_a_crawling_machine_is_measured_in_few_calls(monkeypatch: pytest.MonkeyP
     assert {calls[rows] for rows in (5, 6, 10, 13, 24)} == {1}
 
 
+def on_a_clock(
+    monkeypatch: pytest.MonkeyPatch, machine: Profiler, seconds: Callable[[int, int], float]
+) -> Counter[int]:
+    """Let a call take seconds by its rows and its number among such calls, and nothing else any.
+
+    Return the number of calls by rows.
+    """
+    honest, now, calls = machine._target.verify, 0.0, Counter[int]()
+
+    def verify(tree, cache, length, bound, **more):  # type: ignore[no-untyped-def]
+        nonlocal now
+        rows = tree.tokens.shape[1]
+        calls[rows] += 1
+        now += seconds(rows, calls[rows])
+        return honest(tree, cache, length, bound, **more)
+
+    monkeypatch.setattr(machine._target, "verify", verify)
+    monkeypatch.setattr(profiler.time, "perf_counter", lambda: now)
+    return calls
+
+
 def test_a_busy_machine_is_measured_until_its_shortest_times_settle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first calls of a case take up to seven times as long as all later ones."""
-    machine, now, calls = profile(widest=0), 0.0, Counter[int]()
-    honest = machine._target.verify
-
-    def busy(tree, cache, length, bound, **more):  # type: ignore[no-untyped-def]
-        nonlocal now
-        rows = tree.tokens.shape[1]
-        calls[rows] += 1
-        now += 0.1 * max(1, 8 - calls[rows])
-        return honest(tree, cache, length, bound, **more)
-
-    monkeypatch.setattr(machine._target, "verify", busy)
-    monkeypatch.setattr(profiler.time, "perf_counter", lambda: now)
+    machine = profile(widest=0)
+    on_a_clock(monkeypatch, machine, lambda _, number: 0.1 * max(1, 8 - number))
     times = machine._times(lambda _: None, budget=len(machine.cases()) * 0.8)
     assert min(times["call", 5, 128]) == pytest.approx(0.1)
     quick = profile(widest=0)
-    monkeypatch.setattr(quick._target, "verify", busy)  # by now every call takes 0.1 seconds
+    on_a_clock(monkeypatch, quick, lambda *_: 0.1)
     assert len(quick._times(lambda _: None, budget=len(quick.cases()) * 0.4)["call", 5, 128]) == 2
 
 
@@ -467,18 +478,12 @@ def test_a_call_that_seems_dearer_than_one_with_more_rows_is_timed_again(
 ) -> None:
     """The machine is busy in the first calls of two rows; those of five take longer than of six."""
     monkeypatch.setattr(profiler, "_MOST_ROUNDS", 2)
-    machine, now, calls = profile(widest=0), 0.0, Counter[int]()
-    honest = machine._target.verify
+    machine = profile(widest=0)
 
-    def busy(tree, cache, length, bound, **more):  # type: ignore[no-untyped-def]
-        nonlocal now
-        rows = tree.tokens.shape[1]
-        calls[rows] += 1
-        now += {2: 0.5 if calls[rows] < 12 else 0.1, 5: 0.3}.get(rows, 0.1 + rows / 1000)
-        return honest(tree, cache, length, bound, **more)
+    def seconds(rows: int, number: int) -> float:
+        return {2: 0.5 if number < 12 else 0.1, 5: 0.3}.get(rows, 0.1 + rows / 1000)
 
-    monkeypatch.setattr(machine._target, "verify", busy)
-    monkeypatch.setattr(profiler.time, "perf_counter", lambda: now)
+    calls = on_a_clock(monkeypatch, machine, seconds)
     shortest = {case: min(t) for case, t in machine._times(lambda _: None, budget=60.0).items()}
     assert shortest["call", 2, 128] == pytest.approx(0.1)
     assert shortest["call", 5, 128] == pytest.approx(0.3), "it is no noise"
