@@ -36,10 +36,10 @@ def launched(arrays: list[mx.array]) -> Counter[str]:
     return Counter(name for name in operations(arrays) if name not in _VIEWS)
 
 
-def step_launches(shape: BeamShape, layers: int) -> tuple[Counter[str], Counter[str]]:
-    """Return a greedy step's operations: those the host waits for, and those of the next drafts.
+def third_step(shape: BeamShape, layers: int) -> tuple[list[mx.array], list[mx.array]]:
+    """Return what a greedy step computes: what the host waits for, and the next drafts.
 
-    It is the third step, which also moves the path of the tree before to its slots.
+    It also moves the path of the tree before to its slots.
     """
     target = Target(random_model(num_hidden_layers=layers))
     drafter = None if shape == PLAIN else random_drafter().bind(target)
@@ -49,9 +49,19 @@ def step_launches(shape: BeamShape, layers: int) -> tuple[Counter[str], Counter[
     for step in range(3):
         mx.eval(output.report, state.length, *state.drafts.tree.arrays, *cache.target.buffers)
         state, output = decoder.step(state, len(_PROMPT) - 1 + step * shape.length)
-    verified = [output.report, state.length, *cache.target.buffers]
+    return [output.report, state.length, *cache.target.buffers], list(state.drafts.tree.arrays)
+
+
+def step_launches(shape: BeamShape, layers: int) -> tuple[Counter[str], Counter[str]]:
+    """Return the operations of `third_step`'s two parts."""
+    verified, drafts = third_step(shape, layers)
     before = launched(verified)
-    return before, launched([*verified, *state.drafts.tree.arrays]) - before
+    return before, launched([*verified, *drafts]) - before
+
+
+def step_nodes(shape: BeamShape, layers: int) -> Counter[str]:
+    """Return all primitives of a verification, with those that compute nothing."""
+    return Counter(operations(third_step(shape, layers)[0]))
 
 
 def step_operations(shape: BeamShape, layers: int) -> tuple[int, int]:
@@ -73,6 +83,14 @@ def model_operations(tokens: int, layers: int) -> int:
 def test_a_layer_of_a_verification_launches_no_more_than_the_models_own(shape: BeamShape) -> None:
     ours = step_operations(shape, 3)[0] - step_operations(shape, 2)[0]
     assert 0 < ours <= model_operations(shape.nodes, 3) - model_operations(shape.nodes, 2)
+
+
+@pytest.mark.parametrize("shape", [PLAIN, BeamShape(1, 4), BeamShape(4, 4)])
+def test_a_layer_transposes_and_folds_nothing_for_its_linear_layers(shape: BeamShape) -> None:
+    """Five are transposed in attention; two are folded by rotations, and one there, on a CPU."""
+    layer = step_nodes(shape, 3) - step_nodes(shape, 2)
+    assert layer["Transpose"] <= 5
+    assert max(layer["Flatten"], layer["Unflatten"]) <= 3
 
 
 @pytest.mark.parametrize(

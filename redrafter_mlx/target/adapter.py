@@ -17,6 +17,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.target.layer_cache import AttentionCache
+from redrafter_mlx.target.linear import LinearView
 from redrafter_mlx.target.rotary import Rotations
 
 _BACKBONE_NAMES = ("model", "transformer", "backbone")
@@ -201,12 +202,12 @@ def find_embedding(backbone: nn.Module, model_type: str) -> nn.Module:
     raise unsupported(model_type, "its token embedding was not found")
 
 
-def with_node_positions(module: nn.Module) -> tuple[nn.Module, Rotations]:
+def with_node_positions(module: nn.Module) -> tuple[nn.Module, Rotations, list[LinearView]]:
     """Copy the modules, sharing all arrays, with rotary embeddings that take node positions.
 
-    Returns the copy and the rotary embeddings in it.
+    Returns the copy, and the rotary embeddings and linear layers in it.
     """
-    rotations = Rotations()
+    rotations, found = Rotations(), list[LinearView]()
     copies: dict[int, object] = {}
 
     def visit(value: object, name: str) -> object:
@@ -215,6 +216,9 @@ def with_node_positions(module: nn.Module) -> tuple[nn.Module, Rotations]:
                 return rotations.wrap(value)
             if name in _ROPE_NAMES and type(value).__name__ != "NoPE":
                 rotations.others.add(type(value).__name__)
+            if type(value) is nn.Linear:
+                found.append(LinearView(value))
+                return found[-1]
             if id(value) not in copies:
                 clone = copies[id(value)] = copy.copy(value)
                 for key, child in list(value.items()):
@@ -227,9 +231,11 @@ def with_node_positions(module: nn.Module) -> tuple[nn.Module, Rotations]:
         return value
 
     clone = visit(module, "")
-    copies.clear()  # `visit` refers to itself: what it holds lives until a full garbage collection
+    linears = [*found]
+    for held in (copies, found):  # `visit` refers to itself, and lives until a garbage collection
+        held.clear()
     assert isinstance(clone, nn.Module)
-    return clone, rotations
+    return clone, rotations, linears
 
 
 def without_head(backbone: nn.Module) -> None:

@@ -19,6 +19,7 @@ import mlx.core as mx
 
 from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.layer_cache import LayerBuffers, TreePlan
+from redrafter_mlx.target.linear import LinearView, prepare
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -71,8 +72,13 @@ class TreeCall:
     """
 
     def __init__(
-        self, backbone: Callable[..., mx.array], head: Callable[[mx.array], mx.array]
+        self,
+        backbone: Callable[..., mx.array],
+        head: Callable[[mx.array], mx.array],
+        linears: Sequence[LinearView],
     ) -> None:
+        """`linears`, of the backbone, are prepared when the first graph is compiled."""
+
         def build(
             inputs: Inputs,
             offset: mx.array,
@@ -87,7 +93,7 @@ class TreeCall:
             return hidden, head(hidden), cache.layer_buffers
 
         self.graphs = CompiledGraphs(build)
-        self._backbone, self._head = backbone, head
+        self._backbone, self._head, self._linears = backbone, head, linears
         self._uses: dict[Hashable, int] = {}  # of sizes not compiled yet, the latest last
 
     def __call__(
@@ -112,6 +118,8 @@ class TreeCall:
                     del self._uses[next(iter(self._uses))]
                 hidden = self._backbone(inputs, cache=cache.layers)
                 return hidden, self._head(hidden)
+        if not self.graphs.compiled:
+            prepare(self._linears)
         hidden, logits, cache.layer_buffers = self.graphs.call(
             size, inputs, plan.offset, plan.mask, plan.slots, plan.moves, sizes, buffers
         )

@@ -65,7 +65,7 @@ class Target:
         self.model_type = str(getattr(whole, "model_type", type(whole).__module__))
         _, backbone = find_backbone(whole, self.model_type)
         self.n_layers, windows = check_cache(whole, self.model_type)
-        view, self._rotations = with_node_positions(backbone)
+        view, self._rotations, self._linears = with_node_positions(backbone)
         others = self._rotations.others
         if others or not self._rotations.count:
             have = f"embeddings of type {' and '.join(sorted(others))}" if others else "none"
@@ -92,7 +92,7 @@ class Target:
         self._grouped = not takes_row_masks(view, self.n_layers)
         self.row_masks = not self._grouped or takes_row_masks(grouped, self.n_layers)
         self._read: Backbone = self._callable(view)
-        self._tree_call = TreeCall(self._read, self._head)
+        self._tree_call = TreeCall(self._read, self._head, self._linears)
 
     def reading(self, layers: Sequence[int]) -> Target:
         """Return the same model with hidden states that include the inputs of these layers.
@@ -122,7 +122,9 @@ class Target:
                 return mx.concatenate([*seen, out], axis=-1)
 
             view._read = self._callable(read)
-        view._tree_call = TreeCall(view._read, lambda context: head(context[..., -size:]))
+        view._tree_call = TreeCall(
+            view._read, lambda context: head(context[..., -size:]), self._linears
+        )
         return view
 
     @property

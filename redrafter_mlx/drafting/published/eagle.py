@@ -49,6 +49,7 @@ from redrafter_mlx.target.compiled import TreeCall
 from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.layer_cache import LayerCache
+from redrafter_mlx.target.linear import LinearView
 from redrafter_mlx.target.model import Target
 
 
@@ -60,14 +61,14 @@ class EagleDrafter(CachedDrafter):
     ) -> None:
         """Raise UnsupportedModelError for a rotary embedding that takes no node positions."""
         config = network.config
-        view, rotations = with_node_positions(network)
+        view, rotations, linears = with_node_positions(network)
         if rotations.count < config.n_layers:
             raise UnsupportedModelError(
                 f"{name}: drafts on a tree need another rotary scaling than {config.rope_scaling}"
             )
         super().__init__(name, network, vocabulary)
         self._network, self._target, self.config = network, target, config
-        self.rows = EagleRows(cast(EagleNetwork, view), target, vocabulary)
+        self.rows = EagleRows(cast(EagleNetwork, view), target, vocabulary, linears)
 
     @property
     def features(self) -> Features:
@@ -144,7 +145,14 @@ class EagleRows:
     logits: outputs [B, N, H] -> [B, N, V'] float32
     """
 
-    def __init__(self, network: EagleNetwork, target: Target, vocabulary: DraftVocabulary) -> None:
+    def __init__(
+        self,
+        network: EagleNetwork,
+        target: Target,
+        vocabulary: DraftVocabulary,
+        linears: Sequence[LinearView],
+    ) -> None:
+        """`linears`, of the network, are prepared when the first graph is compiled."""
         config = network.config
         embedding = network.embed_tokens if config.own_embedding else target.embedding
         head = network.lm_head if config.own_head else target.logits
@@ -159,7 +167,7 @@ class EagleRows:
         self.network, self.vocabulary = network, vocabulary
         self.run, self.logits = run, logits
         self.compiled = True
-        self._call = TreeCall(run, logits)
+        self._call = TreeCall(run, logits, linears)
 
     def context(self, seen: Seen) -> mx.array:
         """Return what the network reads of committed positions besides tokens, [B, P, H]."""
