@@ -2,8 +2,12 @@
 
 A profile takes some seconds on a machine that may be busy with other work, and the shape that
 looks cheapest among fifty is usually one whose cost was measured too low. So the predicted time of
-each row count is corrected by its own steps, relative to the machine's current speed: if all steps
-become slower, no other shape is chosen.
+each row count is corrected by its own steps, compared with plain steps of the same moment: if all
+steps become slower, no other shape is chosen.
+
+Only plain steps serve as the measure. If the steps of a row count were compared with each other,
+directly or by way of a third, their correction would wander off by chance: each would be taken
+relative to the last ones, however far those have come.
 """
 
 from __future__ import annotations
@@ -14,16 +18,16 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_RECENT = 6
-"""Number of steps whose median is the machine's current slowness. It must follow a change sooner
-than a correction does: otherwise a machine that becomes slower for all steps seems slower only for
-the row count in use, and others are tried in vain."""
+_RECENT, _COMPARED = 6, 3
+"""Number of steps that are compared with each other, and the minimum number of one kind in them
+with whose median a step of another kind is compared. Few: in a minute, a machine may have become
+twice as fast."""
 
 _ENOUGH, _MOST = 5, 9
-"""Minimum and maximum number of a row count's last steps, whose median is its correction."""
+"""Minimum and maximum number of a row count's last comparisons, whose median is its correction."""
 
 _SURPRISE = 1.2
-"""Factor by which a plain step differs from its correction if something has changed."""
+"""Factor by which a plain step differs from the others, corrected, if something has changed."""
 
 _FEW = 2
 """Minimum number of a batch's drafted steps that correct those with other row counts."""
@@ -33,40 +37,49 @@ class StepTimes:
     """Step times relative to their predictions, separately for each number of batch rows."""
 
     def __init__(self) -> None:
-        self._recent: dict[int, deque[float]] = {}
-        self._by_rows: dict[tuple[int, int], deque[float]] = {}
-        self._drafted: dict[int, deque[float]] = {}  # of steps with drafts, any query rows
+        self._recent: dict[int, deque[tuple[int, float]]] = {}  # query rows, measured / predicted
+        self._by_rows: dict[tuple[int, int], deque[float]] = {}  # relative to plain steps
+        self._of_batches: dict[int, deque[float]] = {}  # of steps with drafts, any query rows
+        self._common: dict[int, float] = {}  # mean correction of a batch's known row counts
         self._since_plain: Counter[int] = Counter()  # steps by batch
         self._due: set[int] = set()  # batches whose plain step was due, and is unread
         self._untimed: set[int] = set()  # batches whose plain step was due, and was not timed
 
     def learn(self, rows: int, predicted: float, seconds: float, batch: int = 1) -> None:
-        """Record a step with `rows` query rows per batch row; NaN seconds are ignored.
-
-        The machine's slowness is taken from steps whose correction is known: others may be dear
-        themselves. Before there are any, plain steps tell it, and for one tree all steps, since
-        batch costs are less certain than those of one tree.
-        """
+        """Record a step with `rows` query rows per batch row; NaN seconds are ignored."""
         if rows == 1 and batch in self._due:
             self._due.discard(batch)
             if math.isnan(seconds):
                 self._untimed.add(batch)
         if math.isnan(seconds):
             return
-        slowness = self.slowness(batch)
         recent = self._recent.setdefault(batch, deque(maxlen=_RECENT))
-        first = len(recent) < _RECENT and (rows == 1 or batch == 1)
-        if first or self.known(rows, batch):
-            recent.append(seconds / (predicted * self.correction(rows, batch)))
-        if not math.isnan(slowness):
-            ratio = seconds / (predicted * slowness)
-            self._by_rows.setdefault((batch, rows), deque(maxlen=_MOST)).append(ratio)
-            if batch > 1 and rows > 1:
-                self._drafted.setdefault(batch, deque(maxlen=_MOST)).append(ratio)
+        ratio = seconds / predicted
+        if rows == 1:
+            for other in {of for of, _ in recent if of > 1}:
+                theirs = [each for of, each in recent if of == other]
+                if len(theirs) >= _COMPARED:
+                    self._compare(other, statistics.median(theirs) / ratio, batch)
+            slowness = self.slowness(batch)
+            self._samples(1, batch).append(1.0 if math.isnan(slowness) else ratio / slowness)
+        else:
+            # A row count that is not known yet is compared with others: that leads nowhere else.
+            known = self.known(rows, batch)
+            comparable = [
+                each / self.correction(of, batch)
+                for of, each in recent
+                if of == 1 or (of != rows and not known)
+            ]
+            if len(comparable) >= _COMPARED:
+                self._compare(rows, ratio / statistics.median(comparable), batch)
+        recent.append((rows, ratio))
 
     def slowness(self, batch: int = 1) -> float:
         """Return the recent ratio of measured to corrected seconds; NaN before the first step."""
-        return statistics.median(self._recent.get(batch) or [math.nan])
+        recent = self._recent.get(batch, ())
+        return statistics.median(
+            [ratio / self.correction(rows, batch) for rows, ratio in recent] or [math.nan]
+        )
 
     def known(self, rows: int, batch: int = 1) -> bool:
         """Whether enough steps with `rows` query rows were recorded to correct their cost."""
@@ -75,12 +88,36 @@ class StepTimes:
     def correction(self, rows: int, batch: int = 1) -> float:
         """Return the factor on the predicted seconds of a step with `rows` query rows.
 
-        If too few of a batch's steps had that many, the factor is that of its other drafted steps.
+        It is 1 for plain steps. If too few steps had that many rows, it is the mean of the known
+        row counts: the profile may be wrong about one row, with which all are compared. The costs
+        of batches are less certain, and corrected by any drafted steps until one is known.
         """
+        if rows == 1:
+            return 1.0
         if self.known(rows, batch):
             return statistics.median(self._by_rows[batch, rows])
-        others = self._drafted.get(batch, ()) if rows > 1 else ()
+        if batch in self._common:
+            return self._common[batch]
+        others = self._of_batches.get(batch, ())
         return statistics.median(others) if len(others) >= _FEW else 1.0
+
+    def _samples(self, rows: int, batch: int) -> deque[float]:
+        return self._by_rows.setdefault((batch, rows), deque(maxlen=_MOST))
+
+    def _compare(self, rows: int, relative: float, batch: int) -> None:
+        """Record a comparison of steps with drafts and plain ones, relative to the predictions."""
+        self._samples(rows, batch).append(relative)
+        if batch > 1:
+            self._of_batches.setdefault(batch, deque(maxlen=_MOST)).append(relative)
+        self._find_common(batch)
+
+    def _find_common(self, batch: int) -> None:
+        """Find the mean correction of the known row counts of steps with drafts."""
+        known = [rows for of, rows in self._by_rows if of == batch and rows > 1]
+        factors = [self.correction(rows, batch) for rows in known if self.known(rows, batch)]
+        self._common.pop(batch, None)
+        if factors:
+            self._common[batch] = statistics.geometric_mean(factors)
 
     def plain_is_due(self, every: int, batch: int = 1) -> bool:
         """Count a step that is about to be chosen; whether it should be plain, as one in `every`.
@@ -101,17 +138,14 @@ class StepTimes:
         return True
 
     def surprised(self, batch: int = 1) -> bool:
-        """Whether the last plain step took another time than its correction says."""
-        ratios = self._by_rows.get((batch, 1))
-        if not ratios:
-            return False
-        change = ratios[-1] / statistics.median(ratios)
-        return not 1 / _SURPRISE < change < _SURPRISE
+        """Whether the last plain step took another time than the steps before it say."""
+        last = [*self._by_rows.get((batch, 1), ())][-1:]
+        return any(not 1 / _SURPRISE < ratio < _SURPRISE for ratio in last)
 
     def to_record(self) -> dict[str, object]:
         """Return a record of the corrections for a file; `from_record` is the inverse."""
         by_rows = [[*key, [*ratios]] for key, ratios in self._by_rows.items() if ratios]
-        return {"by_rows": by_rows, "drafted": [[b, [*r]] for b, r in self._drafted.items()]}
+        return {"by_rows": by_rows, "batches": [[b, [*r]] for b, r in self._of_batches.items()]}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> StepTimes:
@@ -119,8 +153,10 @@ class StepTimes:
         times = cls()
         for batch, rows, ratios in record["by_rows"]:
             times._by_rows[int(batch), int(rows)] = _measured(ratios)
-        for batch, ratios in record["drafted"]:
-            times._drafted[int(batch)] = _measured(ratios)
+        for batch, ratios in record["batches"]:
+            times._of_batches[int(batch)] = _measured(ratios)
+        for batch in {of for of, _ in times._by_rows}:
+            times._find_common(batch)
         return times
 
     def begin_answer(self) -> None:
@@ -131,6 +167,8 @@ class StepTimes:
         for (_, rows), ratios in self._by_rows.items():
             if rows > 1 and ratios and statistics.median(ratios) > 1:
                 ratios.popleft()
+        for batch in list(self._common):
+            self._find_common(batch)
 
 
 def _measured(ratios: Sequence[float]) -> deque[float]:
