@@ -59,14 +59,17 @@ def physical_memory() -> int:
     return whole
 
 
-def float32_is_exact(
-    multiply: Callable[[mx.array, mx.array], mx.array] = mx.matmul,
-) -> bool:
+def float32_is_exact() -> bool:
     """Whether products of float32 matrices keep float32 precision on the default device.
 
     On CUDA, and on Apple GPUs from the M5 on, MLX rounds factors to TF32, 10 bits after the point,
-    unless MLX_ENABLE_TF32 is 0 at the first product of a process. The test is a product whose
-    factors need 12 bits.
+    unless MLX_ENABLE_TF32 is 0 at the first product of a process. On a CPU there is nothing to
+    test, and a product would give its thread workers of the BLAS; see `ComputeThread`.
     """
+    return backend() == "cpu" or keeps_float32(mx.matmul)
+
+
+def keeps_float32(multiply: Callable[[mx.array, mx.array], mx.array]) -> bool:
+    """Whether a product is exact whose factors need 12 bits after the point."""
     fine = mx.full((256, 256), 1 + 2**-12)
     return bool(mx.array_equal(multiply(fine, mx.eye(256)), fine).item())
