@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import pytest
 
-from redrafter_mlx.runtime.device import float32_is_exact, keeps_float32
+from redrafter_mlx.runtime.device import backend, float32_is_exact, keeps_float32
 
 
 def tf32_product(a: mx.array, b: mx.array) -> mx.array:
@@ -16,5 +17,14 @@ def tf32_product(a: mx.array, b: mx.array) -> mx.array:
 def test_products_in_tf32_are_distinguished_from_float32() -> None:
     assert not keeps_float32(tf32_product)
     assert keeps_float32(lambda a, b: mx.sum(a[:, :, None] * b[None], axis=1))
-    if mx.default_device() == mx.Device(mx.cpu):
-        assert float32_is_exact()
+
+
+@pytest.mark.skipif(backend() != "cpu", reason="products of a GPU may be in TF32")
+def test_on_a_cpu_nothing_is_multiplied_to_know_that_float32_is_exact(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A product outside the engine's thread would let the threads of a BLAS sleep from then on."""
+    asked: list[object] = []
+    monkeypatch.setattr("redrafter_mlx.runtime.device.keeps_float32", asked.append)
+    assert float32_is_exact()
+    assert not asked
