@@ -67,7 +67,6 @@ def test_one_row_that_the_profile_has_too_dear_costs_little(skill: float) -> Non
     acceptance = AnswerPolicy(believed).acceptance
     for seed in range(12):
         acceptance = acceptance.continued(acceptance.shapes)
-        times.begin_answer()
         policy = AnswerPolicy(believed, acceptance, times)
         taken += decode(policy, true, [Text(skill, seed)] * 60)
     best = max(Text(skill).tokens(shape) / true.step(shape, 128) for shape in every_shape())
@@ -142,15 +141,19 @@ def test_a_correction_does_not_wander_off_while_nothing_contradicts_it(used: lis
                 assert all(0.7 < times.correction(rows) < 1.4 for rows in (1, *used))
 
 
-def test_what_was_dear_is_tried_again_after_some_answers() -> None:
+@pytest.mark.parametrize("restarted", [False, True], ids=["one process", "many processes"])
+def test_what_was_dear_is_tried_again_after_some_hundred_steps(restarted: bool) -> None:
     times = StepTimes()
-    for _ in range(6):
+    for _ in range(9):
         times.learn(9, 1.0, 3.0)
         for _ in range(3):
             times.learn(1, 1.0, 1.0)
     assert times.correction(9) == 3.0
-    for _ in range(5):
-        times.begin_answer()
+    for step in range(800):
+        times.learn(1, 1.0, 1.0)
+        if restarted and step % 20 == 0:
+            times = StepTimes.from_record(times.to_record())
+        assert step > 300 or times.correction(9) == 3.0
     assert times.correction(9) == 1.0
 
 
@@ -161,8 +164,8 @@ def test_what_was_cheap_stays_so_without_being_used() -> None:
         times.learn(1, 1.0, 1.0)
         for _ in range(3):
             times.learn(2, 1.0, 0.7)
-    for _ in range(20):
-        times.begin_answer()
+    for _ in range(2000):
+        times.learn(1, 1.0, 1.0)
     assert times.correction(2) == pytest.approx(0.7)
 
 

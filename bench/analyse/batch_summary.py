@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -16,8 +16,8 @@ from redrafter_mlx.bench.statistics import Ragged, Spread, ratio, ratio_of_ratio
 class BatchRow:
     """Figures of one method with batches of `size` requests.
 
-    request_tps:     tokens per second of one request
-    total_tps:       tokens per second of all requests together
+    request_tps:     tokens per second of one request, until it ends
+    total_tps:       the same times `size`: of as many requests whenever one that ends is replaced
     speedup:         total_tps over that of mlx-lm's own batch of that size
     over_plain:      total_tps over that of our own batch of that size without drafts
     tokens_per_step: of one request, the mean
@@ -50,13 +50,13 @@ def summarise_batches(measured: Sequence[BatchMeasurement]) -> list[BatchRow]:
     for measurement in measured:
         cases.setdefault((len(measurement.questions), measurement.method), []).append(measurement)
 
-    def total(size: int, method: Method) -> tuple[Ragged, Ragged]:
-        return _tokens_and_seconds(cases.get((size, method), []), max)
+    def figures(size: int, method: Method) -> tuple[Ragged, Ragged]:
+        return _tokens_and_seconds(cases.get((size, method), []))
 
     rows = []
     for size, method in sorted(cases, key=lambda case: (case[0], case[1].order)):
         mine, plain = cases[size, method], Method("autoregressive", method.temperature)
-        runs = [m.run for m in mine]
+        runs, own = [m.run for m in mine], figures(size, method)
         tokens = sum(len(ids) - 1 for run in runs for ids in run.token_ids)
         steps = sum(n for run in runs for n in run.steps)
         matches = [run.matches_plain for run in runs]
@@ -64,10 +64,10 @@ def summarise_batches(measured: Sequence[BatchMeasurement]) -> list[BatchRow]:
             BatchRow(
                 size=size,
                 method=method,
-                request_tps=ratio(*_tokens_and_seconds(mine, sum)),
-                total_tps=ratio(*total(size, method)),
-                speedup=ratio_of_ratios(total(size, method), total(size, method.baseline())),
-                over_plain=ratio_of_ratios(total(size, method), total(size, plain)),
+                request_tps=ratio(*own),
+                total_tps=ratio([[size * n for n in group] for group in own[0]], own[1]),
+                speedup=ratio_of_ratios(own, figures(size, method.baseline())),
+                over_plain=ratio_of_ratios(own, figures(size, plain)),
                 tokens_per_step=tokens / max(steps, 1),
                 first_seconds=float(np.median([run.first_seconds for run in runs])),
                 peak_memory=max(run.peak_memory for run in runs),
@@ -77,16 +77,14 @@ def summarise_batches(measured: Sequence[BatchMeasurement]) -> list[BatchRow]:
     return rows
 
 
-def _tokens_and_seconds(
-    measured: Sequence[BatchMeasurement], together: Callable[[Sequence[float]], float]
-) -> tuple[Ragged, Ragged]:
+def _tokens_and_seconds(measured: Sequence[BatchMeasurement]) -> tuple[Ragged, Ragged]:
     """Return tokens and seconds per group of questions and repeat, groups in one order for all.
 
-    together: `sum` for the seconds of all requests, `max` for those of the batch
+    Both are sums over the requests of a batch.
     """
     groups: dict[tuple[str, ...], list[BatchRun]] = {}
     for m in measured:
         groups.setdefault(tuple(map(str, ids_of(m.questions))), []).append(m.run)
     runs = [groups[asked] for asked in sorted(groups)]
     tokens = [[float(sum(run.tokens)) for run in group] for group in runs]
-    return tokens, [[together(run.seconds) for run in group] for group in runs]
+    return tokens, [[sum(run.seconds) for run in group] for group in runs]

@@ -52,7 +52,8 @@ gain."""
 _SURE_GAIN, _PLAIN_EVERY, _PLAIN_SELDOM = 1.3, 8, 64
 """While drafts promise less than _SURE_GAIN, one step in _PLAIN_EVERY is plain, otherwise one in
 _PLAIN_SELDOM, until enough plain steps are timed: a profile may be wrong about one query row, whose
-kernels differ from those for several."""
+kernels differ from those for several. In a batch, one in _PLAIN_EVERY is, too, until enough of its
+drafted steps are compared with plain ones."""
 
 _PLAIN_AGAIN, _PLAIN_SOON = 128, 4
 """Then one in _PLAIN_AGAIN is, and one in _PLAIN_SOON after one that took another time."""
@@ -115,8 +116,7 @@ class BatchPolicy:
         self._copied: deque[_Copied] = deque()  # unread
 
     def begin_answer(self) -> None:
-        """Give another chance, for the text of an answer that joins, to what was given up."""
-        self._times.begin_answer()
+        """Give copies that were given up another chance, for the text of an answer that joins."""
         self.acceptance.copies.begin_answer()
         if self.acceptance.biased is not None:
             self.acceptance.biased.copies.begin_answer()
@@ -301,7 +301,10 @@ class BatchPolicy:
         """Whether to take a plain step so that it is timed, and drafts can be compared with it."""
         due, batch = self._times.plain_is_due, self._batch
         if self._times.known(PLAIN.nodes, batch):
-            return due(_PLAIN_SOON if self._times.surprised(batch) else _PLAIN_AGAIN, batch)
+            # A batch's drafted steps are uncertain until enough are compared with plain ones.
+            unsure = batch > 1 and not self._times.known(self.shapes[self._best].nodes, batch)
+            every = _PLAIN_SOON if self._times.surprised(batch) else _PLAIN_AGAIN
+            return due(_PLAIN_EVERY if unsure else every, batch)
         if batch > 1:
             self._plain_steps[batch] += 1
             return self._plain_steps[batch] <= _MOST_PLAIN or due(_PLAIN_SELDOM, batch)

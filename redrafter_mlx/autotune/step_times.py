@@ -32,6 +32,11 @@ _SURPRISE = 1.2
 _FEW = 2
 """Minimum number of a batch's drafted steps that correct those with other row counts."""
 
+_FORGET_EVERY = 128
+"""Number of steps of a batch size after which one comparison of each row count that seemed too
+expensive is forgotten, so that it is tried again. Not after each answer: many may be short, or join
+one batch."""
+
 
 class StepTimes:
     """Step times relative to their predictions, separately for each number of batch rows."""
@@ -42,6 +47,7 @@ class StepTimes:
         self._of_batches: dict[int, deque[float]] = {}  # of steps with drafts, any query rows
         self._common: dict[int, float] = {}  # mean correction of a batch's known row counts
         self._since_plain: Counter[int] = Counter()  # steps by batch
+        self._since_forgotten: Counter[int] = Counter()  # timed steps by batch
         self._due: set[int] = set()  # batches whose plain step was due, and is unread
         self._untimed: set[int] = set()  # batches whose plain step was due, and was not timed
 
@@ -73,6 +79,10 @@ class StepTimes:
             if len(comparable) >= _COMPARED:
                 self._compare(rows, ratio / statistics.median(comparable), batch)
         recent.append((rows, ratio))
+        self._since_forgotten[batch] += 1
+        if self._since_forgotten[batch] == _FORGET_EVERY:
+            self._since_forgotten[batch] = 0
+            self._forget(batch)
 
     def slowness(self, batch: int = 1) -> float:
         """Return the recent ratio of measured to corrected seconds; NaN before the first step."""
@@ -119,6 +129,16 @@ class StepTimes:
         if factors:
             self._common[batch] = statistics.geometric_mean(factors)
 
+    def _forget(self, batch: int) -> None:
+        """Forget one comparison of each row count that seemed too expensive.
+
+        Plain steps are kept: the others are compared with them.
+        """
+        for (of, rows), ratios in self._by_rows.items():
+            if of == batch and rows > 1 and ratios and statistics.median(ratios) > 1:
+                ratios.popleft()
+        self._find_common(batch)
+
     def plain_is_due(self, every: int, batch: int = 1) -> bool:
         """Count a step that is about to be chosen; whether it should be plain, as one in `every`.
 
@@ -145,7 +165,11 @@ class StepTimes:
     def to_record(self) -> dict[str, object]:
         """Return a record of the corrections for a file; `from_record` is the inverse."""
         by_rows = [[*key, [*ratios]] for key, ratios in self._by_rows.items() if ratios]
-        return {"by_rows": by_rows, "batches": [[b, [*r]] for b, r in self._of_batches.items()]}
+        batches = [
+            [batch, since, [*self._of_batches.get(batch, ())]]
+            for batch, since in self._since_forgotten.items()
+        ]
+        return {"by_rows": by_rows, "batches": batches}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> StepTimes:
@@ -153,22 +177,12 @@ class StepTimes:
         times = cls()
         for batch, rows, ratios in record["by_rows"]:
             times._by_rows[int(batch), int(rows)] = _measured(ratios)
-        for batch, ratios in record["batches"]:
+        for batch, since, ratios in record["batches"]:
+            times._since_forgotten[int(batch)] = int(since) % _FORGET_EVERY
             times._of_batches[int(batch)] = _measured(ratios)
         for batch in {of for of, _ in times._by_rows}:
             times._find_common(batch)
         return times
-
-    def begin_answer(self) -> None:
-        """Forget one step of each row count that seemed too expensive, so that it is tried again.
-
-        Plain steps are kept: the others are compared with them.
-        """
-        for (_, rows), ratios in self._by_rows.items():
-            if rows > 1 and ratios and statistics.median(ratios) > 1:
-                ratios.popleft()
-        for batch in list(self._common):
-            self._find_common(batch)
 
 
 def _measured(ratios: Sequence[float]) -> deque[float]:
