@@ -291,3 +291,53 @@ def test_no_time_is_reported_of_a_step_beside_which_a_graph_was_compiled(
     assert not timed[0], "the prompt's"
     assert timed[1:] == [not (here or there) for here, there in pairwise(compiled)]
     assert sum(compiled) == 4, "an extent of 32 slots each"
+
+
+class Counting(FixedShape):
+    """A fixed shape; counts the choices, and keeps the times that it is told."""
+
+    def __init__(self, shape: BeamShape) -> None:
+        super().__init__(shape)
+        self.choices, self.timed = 0, list[bool]()
+
+    def next_shape(self, rows: Sequence[Row]) -> BeamShape:
+        self.choices += 1
+        return super().next_shape(rows)
+
+    def learn(self, rows: Sequence[Row], steps: Sequence[StepResult]) -> None:
+        self.timed += [not math.isnan(step.seconds) for step in steps[:1]]
+        super().learn(rows, steps)
+
+
+def test_answers_that_begin_together_choose_their_first_shape_once() -> None:
+    """A choice may pay for a probe, or count as one of the plain steps that time a batch."""
+    decoder = drafted(tiny(), BeamShape(1, 3))
+    shapes = Counting(decoder.shape)
+    batch = Batch(decoder, shapes)
+    for _ in range(2):
+        rows = [Row(lambda _: False, 3) for _ in range(3)]
+        shapes.choices = 0
+        assert [batch.first_shape(row, 3) for row in rows] == [decoder.shape] * 3
+        assert shapes.choices == 1
+        sequences = [Decoded([1, 2, 3], 3, seed) for seed in range(3)]
+        for sequence in sequences:
+            sequence.join(batch, decoder)
+        assert batch.first_shape(rows[0], 3) == decoder.shape
+        while batch.rows:
+            batch.advance()
+
+
+def test_no_time_is_reported_of_a_step_with_a_row_that_was_cancelled() -> None:
+    """It would be taken for a step of the other rows alone."""
+    decoder = drafted(tiny(), BeamShape(1, 3))
+    shapes = Counting(decoder.shape)
+    batch = Batch(decoder, shapes)
+    rows = [Decoded([1, 2, 3], 90, seed).join(batch, decoder) for seed in range(3)]
+    while not any(shapes.timed[-3:]):
+        batch.advance()
+    rows[0].done = True
+    batch.advance()
+    assert not shapes.timed[-1]
+    while not shapes.timed[-1]:
+        batch.advance()
+    assert len(batch.rows) == 2

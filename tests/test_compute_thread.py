@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 
@@ -103,6 +105,72 @@ def test_a_task_returns_its_result_or_raises_its_error(thread: ComputeThread) ->
 def test_a_task_that_asks_its_own_thread_is_refused(thread: ComputeThread) -> None:
     with pytest.raises(BadInputError, match="own thread"):
         thread.run(lambda: thread.run(int))
+
+
+def test_a_generator_that_the_collector_closes_in_the_thread_is_not_waited_for(
+    thread: ComputeThread,
+) -> None:
+    numbers = thread.iterate(number for number in range(10**9))
+    next(numbers)
+    closed = threading.Event()
+
+    def close() -> None:
+        numbers.close()
+        closed.set()
+
+    thread.post(lambda: bool(close()))
+    assert closed.wait(30)
+    assert thread.run(lambda: 7) == 7
+
+
+def test_a_task_that_failed_keeps_no_memory(thread: ComputeThread) -> None:
+    """Its error is kept, and its frames would be until the collector finds the cycle."""
+    held: list[weakref.ref[set[int]]] = []
+
+    def fails() -> None:
+        arrays = {1, 2, 3}
+        held.append(weakref.ref(arrays))
+        raise MemoryError(len(arrays))
+
+    gc.disable()
+    try:
+        with pytest.raises(MemoryError):
+            thread.run(fails)
+        assert held[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_a_thread_that_could_not_be_started_is_started_later(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    redrafter = make(model)
+    monkeypatch.setattr(threading.Thread, "start", full)
+    for _ in range(2):
+        with pytest.raises(EngineFailedError, match="can't start new thread"):
+            redrafter.generate(PROMPT, max_tokens=2)
+    assert redrafter.status.waiting == 0
+    monkeypatch.undo()
+    assert len(redrafter.generate(PROMPT, max_tokens=2).token_ids) == 2
+    redrafter.close()
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["unused", "used"])
+def test_a_thread_that_all_users_have_left_serves_the_next_one(
+    model: nn.Module, used: bool
+) -> None:
+    thread = ComputeThread()
+    first = make(model, thread)
+    if used:
+        first.generate(PROMPT, max_tokens=2)
+    first.close()
+    second = make(model, thread)
+    for _ in range(2):
+        assert len(second.generate(PROMPT, max_tokens=2).token_ids) == 2
+    second.close()
 
 
 def test_work_takes_turns_and_one_that_is_posted_twice_is_called_once_a_round(

@@ -193,6 +193,19 @@ def test_processes_keep_each_others_measurements_and_the_shortest(
     assert found.seconds == {one: 1.0, four: 2.0} | ({} if complete else {two: 1.5})
 
 
+def test_an_overhead_stays_with_the_one_row_call_that_it_was_measured_beside(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A plain step takes 10 seconds in both files; the least of each would make it 8."""
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
+    call, rest, rest_of_trees = ("call", 1, 128), ("overhead", 1, 1), ("overhead", 2, 4)
+    sides = {call: 10.0, rest: 0.0}, {call: 12.0, rest: -2.0, rest_of_trees: -6.0}
+    for stored, mine in (sides, sides[::-1]):
+        Timings(SETUP, dict(stored), complete=True).save()
+        Timings(SETUP, dict(mine), complete=True).add_to_saved()
+        assert saved_timings(SETUP).seconds == {call: 10.0, rest: 0.0, rest_of_trees: -5.0}
+
+
 def test_drafting_at_no_cost_does_not_divide_by_it() -> None:
     timings = Timings(SETUP, {("call", 1, 128): 1.0, ("draft", 1, 2): 0.0})
     assert cost_model(timings, "cpu", 1, 0.0).drafting(1, 3) >= 0

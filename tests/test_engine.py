@@ -967,6 +967,23 @@ def test_an_answer_closed_by_the_thread_that_computes_is_not_waited_for(
     wait_for(lambda: redrafter.status.running == 0)
 
 
+def test_a_stream_that_would_wait_for_its_own_thread_is_refused(redrafter: Redrafter) -> None:
+    """It was begun elsewhere; a callback of another answer asks for its next token."""
+    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
+    next(running)
+    refused: list[str] = []
+
+    def on_prefill(*_: int) -> None:
+        if not refused:
+            with pytest.raises(BadInputError, match="own thread") as error:
+                next(running)
+            refused.append(str(error.value))
+
+    other = [*redrafter.stream([4, 5, 6], max_tokens=3, on_prefill=on_prefill)]
+    assert (len(other), len(refused)) == (3, 1)
+    wait_for(lambda: redrafter.status.running == 0)
+
+
 def test_answers_in_progress_keep_their_model(model: nn.Module) -> None:
     async def all_of() -> list[int]:
         answers = make(model).astream([1, 2, 3], max_tokens=20)

@@ -22,6 +22,7 @@ from redrafter_mlx.autotune.cost_model import (
     FEW_ROWS,
     LONG_ROWS,
     ROWS,
+    SHORT_CONTEXT,
     CostModel,
     Setup,
     Timings,
@@ -248,6 +249,65 @@ def test_what_steps_taught_is_kept_while_only_costs_of_batches_are_measured(
         tuner.record(later)
         assert (later._times is policy._times) == kept
     assert bench.asked == 1
+
+
+def test_what_another_process_has_measured_is_used_and_the_corrections_of_older_costs_go(
+    bench: Bench, model: nn.Module
+) -> None:
+    """They would be saved as corrections of the costs that both have measured."""
+    del bench
+    mine = drafted(model).tuning
+    assert mine is not None
+    policy = mine.policy("greedy")
+    mine.record(policy)
+    eight = ("call", 8, SHORT_CONTEXT)
+    Timings(mine.setup, {("call", 1, SHORT_CONTEXT): 1.0, eight: 1.25}).save()
+    mine.measure_a_little(seconds=1e-9, steps=1)
+    assert mine.costs.verify(8, SHORT_CONTEXT) == 1.25
+    later = mine.policy("greedy")
+    mine.record(later)
+    assert later._times is not policy._times
+
+
+def test_probes_are_paid_anew_when_costs_become_seconds(bench: Bench, model: nn.Module) -> None:
+    """Until a one-row call is measured, the budget holds calls: one is many seconds too many."""
+    tuner = drafted(model).tuning
+    assert tuner is not None
+    for again in range(2):
+        before = tuner._budget
+        before.add(-1.0)
+        tuner.measure()
+        assert (tuner._budget is before) == bool(again)
+    assert bench.asked == 2
+
+
+def test_short_answers_that_try_nothing_save_for_a_probe_together(
+    bench: Bench, model: nn.Module
+) -> None:
+    """Nothing was learned, so the next answer began with a new budget, emptied at once."""
+    del bench
+    tuner = drafted(model).tuning
+    assert tuner is not None
+    budgets = set()
+    for _ in range(3):
+        policy = tuner.policy("greedy")
+        budgets.add(policy._budget)
+        tuner.record(policy)
+    assert len(budgets) == 1
+
+
+def test_batches_of_one_method_that_run_at_once_learn_together(
+    bench: Bench, model: nn.Module
+) -> None:
+    del bench
+    tuner = drafted(model).tuning
+    assert tuner is not None
+    first, second, other = (tuner.policy(method) for method in ("greedy", "greedy", "sample"))
+    assert first.acceptance is second.acceptance is not other.acceptance
+    first.acceptance.learn(step_result(BeamShape(1, 2), [0, 0], [0, 1], [0, 1]))
+    for policy in (first, second, other):
+        tuner.record(policy)
+    assert tuner.policy("greedy").acceptance.steps().any()
 
 
 def test_drafting_is_timed_for_as_many_rows_as_a_batch_has(model: nn.Module) -> None:

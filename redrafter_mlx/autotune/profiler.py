@@ -37,6 +37,7 @@ from redrafter_mlx.autotune.cost_model import (
     Case,
     Setup,
     Timings,
+    raise_overheads,
 )
 from redrafter_mlx.autotune.timed_calls import Call, drafting_call, seconds_of, verification_call
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
@@ -110,9 +111,9 @@ class Profiler:
         drafts: list[Case] = [("draft", w, n) for n in self._drafted(DRAFT_LENGTHS) for w in widths]
         few = 2 * len(widths)
         alone = [*calls[:4], *drafts[:few], *calls[4:], *long, *drafts[few:], *more]
-        return [*alone, *self._batch_cases()]
+        return [*alone, *self.batch_cases()]
 
-    def _batch_cases(self) -> list[Case]:
+    def batch_cases(self) -> list[Case]:
         """Return the cases that only batches need."""
         if self.batch == 1:
             return []
@@ -188,12 +189,13 @@ class Profiler:
             seconds[case] = min(seconds[case], known[case])
         overheads = {case: s for case, s in known.items() if case[0] == "overhead"}
         seconds |= overheads or self._overheads(timings, budget)
+        raise_overheads(seconds)
         tell(1.0)
         self.timings = timings
         return timings
 
     def _next(self) -> Case | None:
-        cases = self._batch_cases() if self.timings.complete else self.cases()
+        cases = self.batch_cases() if self.timings.complete else self.cases()
         taken = self.timings.taken
         return next((case for case in cases if taken.get(case, 0) < _TAKEN), None)
 

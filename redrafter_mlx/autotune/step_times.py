@@ -45,7 +45,8 @@ class StepTimes:
         self._recent: dict[int, deque[tuple[int, float]]] = {}  # query rows, measured / predicted
         self._by_rows: dict[tuple[int, int], deque[float]] = {}  # relative to plain steps
         self._of_batches: dict[int, deque[float]] = {}  # of steps with drafts, any query rows
-        self._common: dict[int, float] = {}  # mean correction of a batch's known row counts
+        self._corrections: dict[int, dict[int, float]] = {}  # by batch, then by known row count
+        self._others: dict[int, float] = {}  # correction of a batch's other row counts
         self._since_plain: Counter[int] = Counter()  # steps by batch
         self._since_forgotten: Counter[int] = Counter()  # timed steps by batch
         self._due: set[int] = set()  # batches whose plain step was due, and is unread
@@ -104,12 +105,7 @@ class StepTimes:
         """
         if rows == 1:
             return 1.0
-        if self.known(rows, batch):
-            return statistics.median(self._by_rows[batch, rows])
-        if batch in self._common:
-            return self._common[batch]
-        others = self._of_batches.get(batch, ())
-        return statistics.median(others) if len(others) >= _FEW else 1.0
+        return self._corrections.get(batch, {}).get(rows, self._others.get(batch, 1.0))
 
     def _samples(self, rows: int, batch: int) -> deque[float]:
         return self._by_rows.setdefault((batch, rows), deque(maxlen=_MOST))
@@ -119,15 +115,20 @@ class StepTimes:
         self._samples(rows, batch).append(relative)
         if batch > 1:
             self._of_batches.setdefault(batch, deque(maxlen=_MOST)).append(relative)
-        self._find_common(batch)
+        self._find_corrections(batch)
 
-    def _find_common(self, batch: int) -> None:
-        """Find the mean correction of the known row counts of steps with drafts."""
-        known = [rows for of, rows in self._by_rows if of == batch and rows > 1]
-        factors = [self.correction(rows, batch) for rows in known if self.known(rows, batch)]
-        self._common.pop(batch, None)
-        if factors:
-            self._common[batch] = statistics.geometric_mean(factors)
+    def _find_corrections(self, batch: int) -> None:
+        """Find the corrections of a batch size anew, as its comparisons have changed."""
+        self._corrections[batch] = found = {
+            rows: statistics.median(ratios)
+            for (of, rows), ratios in self._by_rows.items()
+            if of == batch and rows > 1 and self.known(rows, batch)
+        }
+        drafted = self._of_batches.get(batch, ())
+        if found:
+            self._others[batch] = statistics.geometric_mean(found.values())
+        else:
+            self._others[batch] = statistics.median(drafted) if len(drafted) >= _FEW else 1.0
 
     def _forget(self, batch: int) -> None:
         """Forget one comparison of each row count that seemed too expensive.
@@ -137,7 +138,7 @@ class StepTimes:
         for (of, rows), ratios in self._by_rows.items():
             if of == batch and rows > 1 and ratios and statistics.median(ratios) > 1:
                 ratios.popleft()
-        self._find_common(batch)
+        self._find_corrections(batch)
 
     def plain_is_due(self, every: int, batch: int = 1) -> bool:
         """Count a step that is about to be chosen; whether it should be plain, as one in `every`.
@@ -162,6 +163,13 @@ class StepTimes:
         last = [*self._by_rows.get((batch, 1), ())][-1:]
         return any(not 1 / _SURPRISE < ratio < _SURPRISE for ratio in last)
 
+    def forget_batches(self) -> None:
+        """Forget all about batches of several rows: their predictions have changed."""
+        for by_batch in (self._recent, self._of_batches, self._corrections, self._others):
+            for batch in [batch for batch in by_batch if batch > 1]:
+                del by_batch[batch]
+        self._by_rows = {key: ratios for key, ratios in self._by_rows.items() if key[0] == 1}
+
     def to_record(self) -> dict[str, object]:
         """Return a record of the corrections for a file; `from_record` is the inverse."""
         by_rows = [[*key, [*ratios]] for key, ratios in self._by_rows.items() if ratios]
@@ -180,8 +188,8 @@ class StepTimes:
         for batch, since, ratios in record["batches"]:
             times._since_forgotten[int(batch)] = int(since) % _FORGET_EVERY
             times._of_batches[int(batch)] = _measured(ratios)
-        for batch in {of for of, _ in times._by_rows}:
-            times._find_common(batch)
+        for batch in {of for of, _ in times._by_rows} | {*times._of_batches}:
+            times._find_corrections(batch)
         return times
 
 

@@ -15,6 +15,7 @@ from redrafter_mlx.autotune.candidates import LENGTHS, WIDEST, candidates
 from redrafter_mlx.autotune.cost_model import (
     BATCHES,
     LEVEL_COST,
+    SHORT_CONTEXT,
     CostModel,
     Timings,
     cost_model,
@@ -67,7 +68,8 @@ class Tuner:
             self._learned = saved_learned(self._learned_file, timings.key)
         self.kept = timings.complete
         self._profiler = Profiler(target, drafter, timings, self.widest)
-        self._budget = ProbeBudget()
+        self._budget, self._budget_renewed = ProbeBudget(), False
+        self._in_seconds = False  # or in units of a one-row call that is not measured
         self._use_timings()
         self._lent: dict[BatchPolicy, AcceptMethod] = {}  # until they are recorded
         self._lock, self._measuring = threading.Lock(), threading.Lock()
@@ -138,8 +140,12 @@ class Tuner:
         with self._lock:
             known = self._learned.acceptance.get(method, self.statistics())
             known = known.continued(self._candidates)
-            if not known.steps().any():  # what others spent, with a grammar, taught nothing here
-                self._budget = ProbeBudget()
+            for lent, of in self._lent.items():
+                if of == method:  # the last one to end would overwrite what the other learned
+                    known = lent.acceptance
+            biased_alone = known.biased is not None and not known.steps().any()
+            if biased_alone and not self._budget_renewed:  # what was spent taught nothing here
+                self._budget, self._budget_renewed = ProbeBudget(), True
             policy = BatchPolicy(self.costs, known, self._learned.times, self._budget)
             policy.begin_answer()
             self._lent[policy] = method
@@ -174,11 +180,17 @@ class Tuner:
         # Outside the lock, so that no other answer waits for the measurement.
         if wanted and steps and self._measuring.acquire(blocking=False):
             try:
-                if self._profiler.after_answer(seconds, seconds / steps):
+                before = dict(self._profiler.timings.seconds)
+                self._profiler.after_answer(seconds, seconds / steps)
+                self._save()  # the budget too; what other processes have measured is added
+                now = self._profiler.timings.seconds
+                changed = {case for case in now if now[case] != before.get(case)}
+                if changed:
                     self._use_timings()
-                    if not self.measured:  # otherwise only a batch's costs were refined
+                    if changed <= {*self._profiler.batch_cases()}:
+                        self._learned.times.forget_batches()
+                    else:
                         self._learned.times = StepTimes()
-                self._save()  # the budget too
             finally:
                 self._measuring.release()
 
@@ -190,6 +202,9 @@ class Tuner:
 
     def _use_timings(self) -> None:
         self.costs = self._cost_model(self._profiler.timings)
+        in_seconds = ("call", 1, SHORT_CONTEXT) in self._profiler.timings.seconds
+        if in_seconds != self._in_seconds:
+            self._budget, self._in_seconds = ProbeBudget(), in_seconds
         self._find_candidates()
 
     def _find_candidates(self) -> None:

@@ -76,6 +76,7 @@ class Batch:
         self._decoder, self._shapes = decoder, shapes
         self._parts: list[_Part] = []
         self._shape = PLAIN  # the latest choice
+        self._awaited = False  # whether the batch is empty, and its first shape is chosen
         self._clock = StepClock()
         self._steps = 0
 
@@ -102,9 +103,11 @@ class Batch:
     def first_shape(self, row: Row, size: int) -> BeamShape:
         """Return the shape of a joining row's first drafts.
 
-        An empty batch chooses it for `size` rows like this one; otherwise it is the current shape.
+        An empty batch chooses it once, for `size` rows like this one, whose prompts are read
+        together; otherwise it is the current shape.
         """
-        if not self._parts:
+        if not (self._parts or self._awaited):
+            self._awaited = True
             self._shape = self._shapes.next_shape([row] * size)
         return self._shape
 
@@ -112,6 +115,7 @@ class Batch:
         """Add a sequence, which takes part from the next step on, with its prompt's results."""
         submit_verification(state, output)
         submit_drafting(state)
+        self._awaited = False
         self._parts.append(_Part([row], state, output, 0))
 
     def skip_timing(self) -> None:
@@ -250,6 +254,8 @@ class Batch:
             read = read_report(part.output)
             if part is parts[0]:  # the rows of the others have joined
                 seconds = self._clock.read(late=late)
+                if any(row.done for row in part.rows):
+                    seconds = math.nan  # it would be taken for a step of fewer rows
             for row, result in zip(part.rows, read, strict=True):
                 if row.done:
                     continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import closing
@@ -53,8 +54,14 @@ class ComputeThread:
         return self._thread is threading.current_thread()
 
     def enter(self) -> None:
-        """Count one more user; the thread ends when the last one leaves."""
+        """Count one more user; the thread ends when the last one leaves.
+
+        Waits for the end of the thread if it is ending, so that the next one can start.
+        """
         with self._starting:
+            if self._users == 0 and self._thread is not None and not self.is_current:
+                self._thread.join()
+                self._thread = None
             self._users += 1
 
     def leave(self, join: bool) -> None:
@@ -66,18 +73,28 @@ class ComputeThread:
             self._users -= 1
             if self._users:
                 return
-            self._inbox.put(None)
+            if self._thread is not None:
+                self._inbox.put(None)
         if self._thread is not None and join:
             self._thread.join(_JOIN_SECONDS)
+
+    def start(self) -> None:
+        """Start the thread if it was not started; raises EngineFailedError if none can run."""
+        with self._starting:
+            if self._thread is None:
+                thread = threading.Thread(target=self._serve, name="engine", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # as many as the system allows
+                    raise EngineFailedError(f"the engine: {error}") from error
+                self._thread = thread
+            elif not self._thread.is_alive():
+                raise thread_is_gone()
 
     def post(self, work: Round) -> None:
         """Call `work` again and again until it returns False; posted twice, it is called once."""
         with self._starting:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
-                self._thread.start()
-            elif not self._thread.is_alive():
-                raise thread_is_gone()
+            self.start()
             self._inbox.put(work)
 
     def run(self, task: Callable[[], _T], interrupted: threading.Event | None = None) -> _T:
@@ -113,6 +130,7 @@ class ComputeThread:
             except StopIteration:
                 found.put(None)
             except BaseException as error:
+                traceback.clear_frames(error.__traceback__)  # they may hold arrays
                 item.set_exception(error)
                 found.put(item)
             else:
@@ -130,11 +148,17 @@ class ComputeThread:
                 yield item.result()
         finally:
             closed.set()
-            while self.alive and not over.wait(CHECK_SECONDS):
+            # The collector may close this in the thread itself, whose next round ends `items`.
+            while self.alive and not self.is_current and not over.wait(CHECK_SECONDS):
                 pass
 
     def next_from(self, found: SimpleQueue[_T]) -> _T:
-        """Wait for what the thread puts into a queue; raises EngineFailedError if it has died."""
+        """Wait for what the thread puts into a queue.
+
+        Raises EngineFailedError if it has died, and BadInputError in the thread itself.
+        """
+        if self.is_current:
+            raise called_by_itself()
         while True:
             try:
                 return found.get(timeout=CHECK_SECONDS)

@@ -11,6 +11,7 @@ from redrafter_mlx.engine.compute_thread import CHECK_SECONDS, thread_is_gone
 from redrafter_mlx.engine.request import Answer, Event, Request, Tell
 from redrafter_mlx.engine.worker import Worker
 from redrafter_mlx.response import Response
+from redrafter_mlx.runtime.process import called_by_itself
 
 Make = Callable[[Request, Tell], Answer]
 """Makes the answer to a request; the engine's own method, so that it stays alive meanwhile."""
@@ -27,17 +28,19 @@ def responses(
     """
     events: SimpleQueue[tuple[int, Event]] = SimpleQueue()
     answers: list[Answer] = []
-    ended = 0
+    submitted = ended = 0
 
     def tell_of(i: int) -> Tell:
         return lambda event: events.put((i, event))
 
     try:
         for i, request in enumerate(requests):
-            answer = make(request, tell_of(i))
-            worker.submit(answer)
-            answers.append(answer)
-        while ended < len(answers):
+            answers.append(make(request, tell_of(i)))
+            worker.submit(answers[-1])  # an interrupt in it leaves one that is cancelled below
+            submitted += 1
+        while ended < submitted:
+            if worker.waits_for_caller:
+                raise called_by_itself()
             i, event = worker.thread.next_from(events)
             if isinstance(event, Response):
                 yield i, event
@@ -48,7 +51,7 @@ def responses(
     finally:
         for answer in answers:
             answer.cancel()
-        while ended < len(answers) and worker.alive and not worker.waits_for_caller:
+        while ended < submitted and worker.alive and not worker.waits_for_caller:
             ended += not isinstance(worker.thread.next_from(events)[1], Response)
 
 

@@ -100,6 +100,7 @@ class Scheduler:
             self._tuning.abandon()
         if self._wired is not None:
             self._wired.close()
+        BLAS.use_all_cores()
 
     def _drop(self) -> list[Answer]:
         """Drop and return the answers that ended before their first token."""
@@ -122,7 +123,11 @@ class Scheduler:
         refused = []
         while self._waiting and self.running < self._options.max_batch:
             answer = self._waiting[0]
-            if self._has_room(answer):
+            room = self._has_room(answer)
+            if not (room or self.running):
+                mx.synchronize()  # a step that was submitted ahead holds the last answer's memory
+                room = self._has_room(answer)
+            if room:
                 self._begin(self._waiting.pop(0))
                 continue
             answer.error = self._memory.refusal(answer.request)  # the bytes of a slot are known now

@@ -77,6 +77,7 @@ class Worker:
         with self._closing:
             if self._closed:
                 raise EngineFailedError("the model was closed; load it again")
+            self.thread.start()
             self._inbox.put(answer)
             self.thread.post(self._work)
 
