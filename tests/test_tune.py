@@ -231,23 +231,28 @@ def test_what_only_batches_cost_is_measured_after_the_first_batches_and_twice(
     assert bench.asked == 1
 
 
-def test_what_steps_taught_is_kept_while_only_costs_of_batches_are_measured(
+def corrected() -> StepTimes:
+    """Return times by which some steps take half as long again as predicted."""
+    cases = [(1, 4), (8, 2)]
+    return StepTimes.from_record({"by_rows": [(*of, [1.5] * 9) for of in cases], "batches": []})
+
+
+def test_what_steps_taught_goes_with_the_costs_that_it_corrects(
     bench: Bench, model: nn.Module, clock: Clock
 ) -> None:
-    """Assumed costs are wrong for many steps: what was learned of them goes with each of them."""
+    """A one-row call is the unit of all assumed costs; drafting for batches is theirs alone."""
     assumed, all_measured = drafted(model).tuning, measured(drafted(model)).tuning
-    for tuner, kept in ((assumed, False), (all_measured, True)):
+    for tuner, alone in ((assumed, 1.0), (all_measured, 1.5)):
         assert tuner is not None
         policy = tuner.policy("greedy")
-        policy.next_shape([sequence()] * 4)
+        policy.next_shape([sequence()] * 8)
         tuner.record(policy)
+        tuner._learned.times = times = corrected()
         before = clock.now
         for _ in range(2):
             tuner.measure_a_little(seconds=1e6, steps=1000)
         assert clock.now > before
-        later = tuner.policy("greedy")
-        tuner.record(later)
-        assert (later._times is policy._times) == kept
+        assert (times.correction(4, 1), times.correction(2, 8)) == (alone, 1.0)
     assert bench.asked == 1
 
 
@@ -258,15 +263,12 @@ def test_what_another_process_has_measured_is_used_and_the_corrections_of_older_
     del bench
     mine = drafted(model).tuning
     assert mine is not None
-    policy = mine.policy("greedy")
-    mine.record(policy)
+    mine._learned.times = times = corrected()
     eight = ("call", 8, SHORT_CONTEXT)
-    Timings(mine.setup, {("call", 1, SHORT_CONTEXT): 1.0, eight: 1.25}).save()
+    Timings(mine.setup, {("call", 1, SHORT_CONTEXT): 2.0, eight: 2.5}).save()
     mine.measure_a_little(seconds=1e-9, steps=1)
-    assert mine.costs.verify(8, SHORT_CONTEXT) == 1.25
-    later = mine.policy("greedy")
-    mine.record(later)
-    assert later._times is not policy._times
+    assert mine.costs.verify(8, SHORT_CONTEXT) == 2.5
+    assert (times.correction(4, 1), times.correction(2, 8)) == (1.0, 1.0)
 
 
 def test_probes_are_paid_anew_when_costs_become_seconds(bench: Bench, model: nn.Module) -> None:

@@ -111,9 +111,9 @@ class Profiler:
         drafts: list[Case] = [("draft", w, n) for n in self._drafted(DRAFT_LENGTHS) for w in widths]
         few = 2 * len(widths)
         alone = [*calls[:4], *drafts[:few], *calls[4:], *long, *drafts[few:], *more]
-        return [*alone, *self.batch_cases()]
+        return [*alone, *self._batch_cases()]
 
-    def batch_cases(self) -> list[Case]:
+    def _batch_cases(self) -> list[Case]:
         """Return the cases that only batches need."""
         if self.batch == 1:
             return []
@@ -195,7 +195,7 @@ class Profiler:
         return timings
 
     def _next(self) -> Case | None:
-        cases = self.batch_cases() if self.timings.complete else self.cases()
+        cases = self._batch_cases() if self.timings.complete else self.cases()
         taken = self.timings.taken
         return next((case for case in cases if taken.get(case, 0) < _TAKEN), None)
 

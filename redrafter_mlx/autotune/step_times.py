@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _RECENT, _COMPARED = 6, 3
@@ -163,12 +163,14 @@ class StepTimes:
         last = [*self._by_rows.get((batch, 1), ())][-1:]
         return any(not 1 / _SURPRISE < ratio < _SURPRISE for ratio in last)
 
-    def forget_batches(self) -> None:
-        """Forget all about batches of several rows: their predictions have changed."""
-        for by_batch in (self._recent, self._of_batches, self._corrections, self._others):
-            for batch in [batch for batch in by_batch if batch > 1]:
-                del by_batch[batch]
-        self._by_rows = {key: ratios for key, ratios in self._by_rows.items() if key[0] == 1}
+    def keep(self, unchanged: Callable[[int, int], bool]) -> None:
+        """Keep what is known of the (batch, query rows) whose predictions are `unchanged`."""
+        changed = {key for key in self._by_rows if not unchanged(*key)}
+        self._by_rows = {k: ratios for k, ratios in self._by_rows.items() if k not in changed}
+        for batch in {batch for batch, _ in changed}:
+            self._recent.pop(batch, None)
+            self._of_batches.pop(batch, None)
+            self._find_corrections(batch)
 
     def to_record(self) -> dict[str, object]:
         """Return a record of the corrections for a file; `from_record` is the inverse."""

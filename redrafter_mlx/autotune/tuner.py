@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import mlx.nn as nn
@@ -13,6 +14,7 @@ from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
 from redrafter_mlx.autotune.batch_policy import BatchPolicy
 from redrafter_mlx.autotune.candidates import LENGTHS, WIDEST, candidates
 from redrafter_mlx.autotune.cost_model import (
+    BATCH_LENGTHS,
     BATCHES,
     LEVEL_COST,
     SHORT_CONTEXT,
@@ -70,6 +72,7 @@ class Tuner:
         self._profiler = Profiler(target, drafter, timings, self.widest)
         self._budget, self._budget_renewed = ProbeBudget(), False
         self._in_seconds = False  # or in units of a one-row call that is not measured
+        self.costs = self._cost_model(timings)
         self._use_timings()
         self._lent: dict[BatchPolicy, AcceptMethod] = {}  # until they are recorded
         self._lock, self._measuring = threading.Lock(), threading.Lock()
@@ -104,7 +107,7 @@ class Tuner:
             self._profiler.measure_all(done)
             with self._lock:
                 self._use_timings()
-                self._learned.times = StepTimes()
+                self._learned.times = StepTimes()  # a long measurement sees another machine
             self.kept = self.stores and self._profiler.timings.save()
 
     def best_shape(
@@ -180,17 +183,11 @@ class Tuner:
         # Outside the lock, so that no other answer waits for the measurement.
         if wanted and steps and self._measuring.acquire(blocking=False):
             try:
-                before = dict(self._profiler.timings.seconds)
+                before = self._profiler.timings.key
                 self._profiler.after_answer(seconds, seconds / steps)
                 self._save()  # the budget too; what other processes have measured is added
-                now = self._profiler.timings.seconds
-                changed = {case for case in now if now[case] != before.get(case)}
-                if changed:
+                if self._profiler.timings.key != before:
                     self._use_timings()
-                    if changed <= {*self._profiler.batch_cases()}:
-                        self._learned.times.forget_batches()
-                    else:
-                        self._learned.times = StepTimes()
             finally:
                 self._measuring.release()
 
@@ -201,7 +198,9 @@ class Tuner:
             self._find_candidates()
 
     def _use_timings(self) -> None:
-        self.costs = self._cost_model(self._profiler.timings)
+        """Choose by the measured times from now on, and forget corrections of what has changed."""
+        self.costs, old = self._cost_model(self._profiler.timings), self.costs
+        self._learned.times.keep(partial(_same, old, self.costs))
         in_seconds = ("call", 1, SHORT_CONTEXT) in self._profiler.timings.seconds
         if in_seconds != self._in_seconds:
             self._budget, self._in_seconds = ProbeBudget(), in_seconds
@@ -217,3 +216,11 @@ class Tuner:
     def _save(self) -> None:
         if self.stores:
             self._profiler.timings.add_to_saved()
+
+
+def _same(old: CostModel, new: CostModel, batch: int, rows: int) -> bool:
+    """Whether both models predict the same for steps with `rows` query rows for each batch row."""
+    shapes = [(w, n) for w in range(1, WIDEST + 1) for n in BATCH_LENGTHS if rows > 1]
+    return old.verify(rows, SHORT_CONTEXT, batch) == new.verify(rows, SHORT_CONTEXT, batch) and all(
+        old.drafting(w, n, batch) == new.drafting(w, n, batch) for w, n in shapes
+    )
