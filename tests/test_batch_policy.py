@@ -107,30 +107,32 @@ def test_drafts_that_cost_more_than_was_measured_are_given_up(batch: int) -> Non
     assert pace(steps) > 0.9 * batch / FREE.step(PLAIN, 128, batch)
 
 
-def test_answers_that_join_a_batch_do_not_bring_back_drafts_that_do_not_pay() -> None:
-    """They seem to gain three fifths, and gain nothing; eight answers join every 64 steps."""
-    costs = batches_of(lambda rows: 100.0 if rows <= 8 else 125.0)
-    texts, times, taken = [Text(0.6, i) for i in range(8)], StepTimes(), list[Taken]()
-    acceptance = AcceptanceStatistics(candidates(costs, batches=(1, 8)))
+def test_answers_that_join_a_batch_do_not_make_it_forget_what_drafts_cost() -> None:
+    """Eight at once did, and drafts that did not pay were used until they were compared again."""
+    times = StepTimes()
+    for _ in range(9):
+        times.learn(1, 1.0, 1.0, 8)
+        times.learn(1, 1.0, 1.0, 8)
+        times.learn(2, 1.0, 1.5, 8)
+    policy = BatchPolicy(FREE, AcceptanceStatistics(candidates(FREE, batches=(1, 8))), times)
     for _ in range(8):
-        acceptance = acceptance.continued(acceptance.shapes)
-        policy = BatchPolicy(costs, acceptance, times)
-        for _ in texts:
-            policy.begin_answer()
-        taken += decode(costs, texts, 64, policy, dearer=1.6)
-    assert sum(step.shape == PLAIN for step in taken[128:]) > 0.9 * len(taken[128:])
-    assert pace(taken) > 0.98 * len(texts) / costs.step(PLAIN, 128, len(texts))
+        policy.begin_answer()
+    assert times.known(2, 8)
+    assert times.correction(2, 8) == 1.5
 
 
 def test_drafts_of_a_batch_are_compared_with_plain_steps_in_time() -> None:
-    """Plain steps of an earlier batch are known; nothing else contradicts the cost model."""
+    """Plain steps and acceptance are known from earlier; nothing else contradicts the costs."""
     costs, texts = batches_of(lambda _: 100.0), [Text(0.6, i) for i in range(8)]
+    acceptance = AcceptanceStatistics(candidates(costs, batches=(1, 8)))
+    decode(costs, texts, 120, BatchPolicy(costs, acceptance))
     times = StepTimes()
     for _ in range(9):
         times.learn(1, 1.0, 1.0, batch=8)
-    policy = BatchPolicy(costs, AcceptanceStatistics(candidates(costs, batches=(1, 8))), times)
+    times = StepTimes.from_record(times.to_record())  # another process goes on
+    policy = BatchPolicy(costs, acceptance, times)
     steps = decode(costs, texts, 160, policy, dearer=2.5)
-    assert sum(step.shape == PLAIN for step in steps[80:]) > 0.9 * len(steps[80:])
+    assert sum(step.shape == PLAIN for step in steps[100:]) > 0.8 * len(steps[100:])
 
 
 def answer(
