@@ -91,6 +91,12 @@ def drafted(model: nn.Module) -> Redrafter:
     return Redrafter(model, byte_tokenizer(), random_drafter(vocab_size=258))
 
 
+def tuner_of(model: nn.Module) -> Tuner:
+    tuner = drafted(model).tuning
+    assert tuner is not None
+    return tuner
+
+
 def measured(redrafter: Redrafter) -> Redrafter:
     """Return the same redrafter with its machine measured."""
     assert redrafter.tuning is not None
@@ -261,8 +267,7 @@ def test_what_another_process_has_measured_is_used_and_the_corrections_of_older_
 ) -> None:
     """They would be saved as corrections of the costs that both have measured."""
     del bench
-    mine = drafted(model).tuning
-    assert mine is not None
+    mine = tuner_of(model)
     mine._learned.times = times = corrected()
     eight = ("call", 8, SHORT_CONTEXT)
     Timings(mine.setup, {("call", 1, SHORT_CONTEXT): 2.0, eight: 2.5}).save()
@@ -273,8 +278,7 @@ def test_what_another_process_has_measured_is_used_and_the_corrections_of_older_
 
 def test_probes_are_paid_anew_when_costs_become_seconds(bench: Bench, model: nn.Module) -> None:
     """Until a one-row call is measured, the budget holds calls: one is many seconds too many."""
-    tuner = drafted(model).tuning
-    assert tuner is not None
+    tuner = tuner_of(model)
     for again in range(2):
         before = tuner._budget
         before.add(-1.0)
@@ -288,8 +292,7 @@ def test_short_answers_that_try_nothing_save_for_a_probe_together(
 ) -> None:
     """Nothing was learned, so the next answer began with a new budget, emptied at once."""
     del bench
-    tuner = drafted(model).tuning
-    assert tuner is not None
+    tuner = tuner_of(model)
     budgets = set()
     for _ in range(3):
         policy = tuner.policy("greedy")
@@ -302,8 +305,7 @@ def test_batches_of_one_method_that_run_at_once_learn_together(
     bench: Bench, model: nn.Module
 ) -> None:
     del bench
-    tuner = drafted(model).tuning
-    assert tuner is not None
+    tuner = tuner_of(model)
     first, second, other = (tuner.policy(method) for method in ("greedy", "greedy", "sample"))
     assert first.acceptance is second.acceptance is not other.acceptance
     first.acceptance.learn(step_result(BeamShape(1, 2), [0, 0], [0, 1], [0, 1]))

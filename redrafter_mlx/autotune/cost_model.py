@@ -150,15 +150,13 @@ class Timings:
         if there.complete and not self.complete:
             return
         if there.complete == self.complete:
-            pair = sorted((self.seconds, there.seconds), key=lambda of: of.get(one_row, math.inf))
-            quicker, slower = ({**seconds} for seconds in pair)
-            for case, seconds in slower.items():
-                if case[0] == "overhead":
-                    self.seconds[case] = quicker.get(case, seconds)
-                else:
-                    self.seconds[case] = min(seconds, quicker.get(case, seconds))
-            self.seconds |= {case: s for case, s in quicker.items() if case not in slower}
-            raise_overheads(self.seconds)
+            mine, theirs = self.seconds, there.seconds
+            quicker = min(mine, theirs, key=lambda of: of.get(one_row, math.inf))
+            overheads = {c: s for c, s in (mine | theirs | quicker).items() if c[0] == "overhead"}
+            for case, seconds in theirs.items():
+                mine[case] = min(seconds, mine.get(case, seconds))
+            mine |= overheads
+            raise_overheads(mine)
             self.taken = there.taken | self.taken
         self.save()
 

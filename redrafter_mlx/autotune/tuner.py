@@ -107,7 +107,9 @@ class Tuner:
             self._profiler.measure_all(done)
             with self._lock:
                 self._use_timings()
-                self._learned.times = StepTimes()  # a long measurement sees another machine
+                self._learned.times = (
+                    StepTimes()
+                )  # those of equal costs, too: all was measured anew
             self.kept = self.stores and self._profiler.timings.save()
 
     def best_shape(
@@ -141,11 +143,10 @@ class Tuner:
     def policy(self, method: AcceptMethod) -> BatchPolicy:
         """Return the policy of a new batch, with what earlier ones learned by this method."""
         with self._lock:
-            known = self._learned.acceptance.get(method, self.statistics())
-            known = known.continued(self._candidates)
-            for lent, of in self._lent.items():
-                if of == method:  # the last one to end would overwrite what the other learned
-                    known = lent.acceptance
+            # Batches that run at once share it: the last one would overwrite what others learned.
+            running = [lent.acceptance for lent, of in self._lent.items() if of == method]
+            earlier = self._learned.acceptance.get(method, self.statistics())
+            known = running[0] if running else earlier.continued(self._candidates)
             biased_alone = known.biased is not None and not known.steps().any()
             if biased_alone and not self._budget_renewed:  # what was spent taught nothing here
                 self._budget, self._budget_renewed = ProbeBudget(), True
