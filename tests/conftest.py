@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from dataclasses import replace
+from pathlib import Path
 
+import mlx
 import pytest
 from simulated import cliff, timings_of_batches
 
@@ -19,6 +23,27 @@ from redrafter_mlx.loading.target import LoadedTarget, load_target
 SCRATCH = tempfile.mkdtemp(prefix="redrafter-mlx-tests-")
 os.chmod(SCRATCH, 0o755)  # tests read files as another user
 os.environ["TMPDIR"] = SCRATCH
+
+
+def share_kernels(gxx: str) -> None:
+    """Let all processes of this run compile each kernel once, see bin/g++."""
+    folder = Path(SCRATCH, "kernels")
+    (package,) = mlx.__path__
+    include = Path(package, "include")
+    header = Path("mlx", "backend", "cpu", "compiled_preamble.h")
+    (folder / header).parent.mkdir(parents=True)
+    options = ["-std=c++17", "-O3", "-Wall", "-fPIC", "-shared", "-w", "-I", include]
+    output = folder / f"{header}.gch"
+    line = [gxx, *options, "-x", "c++-header", include / header, "-o", output]
+    subprocess.run([*map(str, line)], check=True)
+    tools = Path(__file__).parent / "bin"
+    path = os.pathsep.join((str(tools), os.environ["PATH"]))
+    os.environ.update(KERNELS=str(folder), REAL_GXX=gxx, PATH=path)
+
+
+GXX = shutil.which("g++")
+if sys.platform == "linux" and GXX and "KERNELS" not in os.environ:  # once, not in each worker
+    share_kernels(GXX)
 
 
 def pytest_unconfigure() -> None:

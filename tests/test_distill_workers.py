@@ -109,8 +109,11 @@ def is_running(process: int) -> bool:
     return bool(state) and not state.startswith("Z")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("busy_with", [SLEEP, MLX], ids=["sleep", "MLX"])
+@pytest.mark.parametrize(
+    ("number", "busy_with"),
+    [(signal.SIGTERM, SLEEP), (signal.SIGKILL, MLX)],
+    ids=["SIGTERM, sleep", "SIGKILL, MLX"],
+)
 def test_workers_end_with_their_parent(
     number: signal.Signals, busy_with: str, tmp_path: Path
 ) -> None:

@@ -111,7 +111,7 @@ def fits(
     return statistic < critical(freedom)
 
 
-SHAPES = [BeamShape(1, 2), BeamShape(1, 4), BeamShape(2, 3), BeamShape(3, 3), BeamShape(4, 2)]
+SHAPES = [BeamShape(1, 4), BeamShape(3, 3), BeamShape(4, 2)]
 FILTERS = [{}, {"top_p": 0.8}, {"top_k": 3}, {"min_p": 0.15}]
 
 

@@ -14,7 +14,7 @@ from redrafter_mlx.loading.target import LoadedTarget
 
 pytestmark = pytest.mark.real_model
 
-N = 40
+N = 24
 QUOTING = read_questions(Path(__file__).parents[1] / "bench" / "quoting.jsonl")
 QUESTIONS = [OWN_QUESTIONS[0].text, OWN_QUESTIONS[8].text, QUOTING[3].text]
 
