@@ -32,7 +32,7 @@ def share_kernels(gxx: str) -> None:
     include = Path(package, "include")
     header = Path("mlx", "backend", "cpu", "compiled_preamble.h")
     (folder / header).parent.mkdir(parents=True)
-    options = ["-std=c++17", "-O3", "-Wall", "-fPIC", "-shared", "-w", "-I", include]
+    options = ["-std=c++17", "-O3", "-fPIC", "-shared", "-w", "-I", include]
     output = folder / f"{header}.gch"
     line = [gxx, *options, "-x", "c++-header", include / header, "-o", output]
     subprocess.run([*map(str, line)], check=True)

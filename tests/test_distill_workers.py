@@ -111,8 +111,8 @@ def is_running(process: int) -> bool:
 
 @pytest.mark.parametrize(
     ("number", "busy_with"),
-    [(signal.SIGTERM, SLEEP), (signal.SIGKILL, MLX)],
-    ids=["SIGTERM, sleep", "SIGKILL, MLX"],
+    [(signal.SIGTERM, SLEEP), (signal.SIGTERM, MLX), (signal.SIGKILL, MLX)],
+    ids=["SIGTERM, sleep", "SIGTERM, MLX", "SIGKILL, MLX"],
 )
 def test_workers_end_with_their_parent(
     number: signal.Signals, busy_with: str, tmp_path: Path

@@ -107,9 +107,8 @@ class Tuner:
             self._profiler.measure_all(done)
             with self._lock:
                 self._use_timings()
-                self._learned.times = (
-                    StepTimes()
-                )  # those of equal costs, too: all was measured anew
+                # Corrections of equal costs go, too: all was measured anew.
+                self._learned.times = StepTimes()
             self.kept = self.stores and self._profiler.timings.save()
 
     def best_shape(
