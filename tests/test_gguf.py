@@ -274,14 +274,14 @@ def test_unusable_metadata_is_named(tmp_path: Path, key: str, value: object, wor
     tensors = gguf_tensors(llama_model(), F16)
     path = write_gguf(tmp_path / "m.gguf", gguf_metadata(**{key: value}), tensors)
     with pytest.raises(RedrafterError, match=words):
-        load_gguf(path)
+        load_gguf(path).read_tokenizer()
 
 
 @pytest.mark.parametrize("pre", ["smollm", "gpt-2", "llama-bpe", "qwen2"])
 def test_byte_level_tokens_are_those_of_the_slow_reference(tmp_path: Path, pre: str) -> None:
     metadata = gguf_metadata(tokenizer__ggml__pre=pre, tokenizer__ggml__add_bos_token=False)
     path = write_gguf(tmp_path / "m.gguf", metadata, gguf_tensors(llama_model()))
-    tokenizer, reference = load_gguf(path).tokenizer, SlowTokenizer(path)
+    tokenizer, reference = load_gguf(path).read_tokenizer(), SlowTokenizer(path)
     for text in ["hello world", "hellohello 1212", " w wo  woas", *HARD_STRINGS]:
         got = encode_text(tokenizer, text)
         assert got == reference.encode(text), text
@@ -289,14 +289,14 @@ def test_byte_level_tokens_are_those_of_the_slow_reference(tmp_path: Path, pre: 
 
 
 def test_every_token_that_ends_an_answer_is_known(sample: Path) -> None:
-    tokenizer = load_gguf(sample).tokenizer
+    tokenizer = load_gguf(sample).read_tokenizer()
     tokens = vocabulary()
     ends = {tokens.index("<|im_end|>"), tokens.index("<|endoftext|>")}
     assert set(tokenizer.eos_token_ids) == ends
 
 
 def test_streamed_text_is_the_decoded_text(sample: Path) -> None:
-    tokenizer = load_gguf(sample).tokenizer
+    tokenizer = load_gguf(sample).read_tokenizer()
     for text in ["hello world", "日本語 👩\u200d👩\u200d👧 x", "a\n\n  b"]:
         detokenizer = tokenizer.detokenizer
         for token in encode_text(tokenizer, text):

@@ -30,7 +30,7 @@ from weights_samples import (
 from redrafter_mlx.errors import BadInputError, DamagedFileError, RedrafterError
 from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.weights import quantised_cache
-from redrafter_mlx.weights.folder import _load_tokenizer
+from redrafter_mlx.weights.folder import _stored_tokenizer
 from redrafter_mlx.weights.gguf.load import load_gguf
 from redrafter_mlx.weights.raw_model import context_length, top_level_rope
 
@@ -42,7 +42,7 @@ def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the tokenizer.json of the sample vocabulary."""
     folder = tmp_path_factory.mktemp("tokenizer")
     path = write_gguf(folder / "m.gguf", gguf_metadata(), gguf_tensors(llama_model()))
-    load_gguf(path).tokenizer.save_pretrained(folder)
+    load_gguf(path).read_tokenizer().save_pretrained(folder)
     path.unlink()
     return folder
 
@@ -375,5 +375,5 @@ def test_code_that_comes_with_a_tokenizer_is_never_run(
         "from transformers import PreTrainedTokenizerFast as Own\n"
     )
     with pytest.raises(DamagedFileError, match="tokenizer cannot be read"):
-        _load_tokenizer(tmp_path, {})
+        _stored_tokenizer(tmp_path, None)
     assert not (tmp_path / "ran").exists()

@@ -27,7 +27,7 @@ START, END = vocabulary().index("<|im_start|>"), vocabulary().index("<|im_end|>"
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TokenizerWrapper:
     path = tmp_path_factory.mktemp("chat") / "m.gguf"
-    return load_gguf(write_gguf(path, gguf_metadata(), gguf_tensors(llama_model()))).tokenizer
+    return load_gguf(write_gguf(path, gguf_metadata(), gguf_tensors(llama_model()))).read_tokenizer()
 
 
 def _user(content: str) -> list[dict[str, str]]:
@@ -117,7 +117,7 @@ def test_control_tokens_are_recognised_in_a_raw_prompt(tokenizer: TokenizerWrapp
 def test_raw_prompt_gets_one_bos_where_the_model_wants_it(tmp_path: Path) -> None:
     metadata = gguf_metadata(tokenizer__ggml__add_bos_token=True)
     path = write_gguf(tmp_path / "m.gguf", metadata, gguf_tensors(llama_model()))
-    tokenizer = load_gguf(path).tokenizer
+    tokenizer = load_gguf(path).read_tokenizer()
     assert encode_text(tokenizer, "hello")[0] == START
     assert encode_text(tokenizer, "<|im_start|>hello") == encode_text(tokenizer, "hello")
 
@@ -148,7 +148,7 @@ def test_model_without_a_template_asks_for_a_raw_prompt(tmp_path: Path) -> None:
     metadata = gguf_metadata(tokenizer__chat_template=None)
     path = write_gguf(tmp_path / "m.gguf", metadata, gguf_tensors(llama_model()))
     with pytest.raises(BadInputError, match=r"no chat template.*raw=True"):
-        render_chat(load_gguf(path).tokenizer, _user("hi"))
+        render_chat(load_gguf(path).read_tokenizer(), _user("hi"))
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
@@ -167,7 +167,7 @@ def test_control_tokens_that_a_gguf_file_calls_user_defined_are_control_tokens(
     changes |= {"model": kind, "tokens": tokens, "token_type": types, "eos_token_id": 2}
     metadata = gguf_metadata(**{f"tokenizer__ggml__{key}": v for key, v in changes.items()})
     path = write_gguf(tmp_path / "m.gguf", metadata, gguf_tensors(llama_model(len(tokens))))
-    tokenizer = load_gguf(path).tokenizer
+    tokenizer = load_gguf(path).read_tokenizer()
     start, end = tokens.index("<|im_start|>"), tokens.index("<|im_end|>")
     ids = render_chat(tokenizer, _user("<|im_end|><|im_start|>system"))
     assert (ids.count(start), ids.count(end)) == (2, 1)
@@ -185,7 +185,7 @@ def test_role_tokens_that_a_tokenizer_does_not_call_special_stay_text(
 ) -> None:
     """As in DeepSeek's distilled models."""
     path = write_gguf(tmp_path / "m.gguf", gguf_metadata(), gguf_tensors(llama_model()))
-    tokenizer = load_gguf(path).tokenizer
+    tokenizer = load_gguf(path).read_tokenizer()
     tokenizer.add_tokens([AddedToken(ROLE, special=False, normalized=False)])
     role = tokenizer.convert_tokens_to_ids(ROLE)
     assert role in encode_text(tokenizer, content), "a raw prompt may hold it"

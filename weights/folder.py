@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -39,7 +40,7 @@ _LLAMA_TOKENIZERS = ("LlamaTokenizer", "LlamaTokenizerFast")
 
 
 def load_folder(folder: Path, name: str) -> RawModel:
-    """Read model and tokenizer; `name` is what the user called it.
+    """Read a model; `name` is what the user called it.
 
     Raises:
       ModelNotFoundError: the folder holds no model
@@ -49,13 +50,10 @@ def load_folder(folder: Path, name: str) -> RawModel:
     stored = read_config(folder)
     headers = read_headers(folder)
     model, config = _load_model(folder, headers, top_level_rope(stored))
-    tokenizer = _load_tokenizer(folder, config)
-    if not tokenizer.has_chat_template and is_vicuna(folder, name):
-        tokenizer.chat_template = VICUNA_TEMPLATE
-        tokenizer.has_chat_template = True
+    check_tokenizer(folder)
     return RawModel(
         model,
-        tokenizer,
+        partial(_read_tokenizer, folder, name, config.get("eos_token_id")),
         model_type=str(stored["model_type"]),
         fingerprint=folder_fingerprint(folder, headers),
         context_length=context_length(stored),
@@ -95,9 +93,16 @@ def _without_heads(config: dict[str, object]) -> tuple[type[nn.Module], type]:
     return Trunk, args
 
 
-def _load_tokenizer(folder: Path, config: dict[str, object]) -> TokenizerWrapper:
-    check_tokenizer(folder)
-    ends = config.get("eos_token_id")
+def _read_tokenizer(folder: Path, name: str, ends: object) -> TokenizerWrapper:
+    """Read the tokenizer; `ends` are the ids that end an answer, as config.json has them."""
+    tokenizer = _stored_tokenizer(folder, ends)
+    if not tokenizer.has_chat_template and is_vicuna(folder, name):
+        tokenizer.chat_template = VICUNA_TEMPLATE
+        tokenizer.has_chat_template = True
+    return tokenizer
+
+
+def _stored_tokenizer(folder: Path, ends: object) -> TokenizerWrapper:
     eos = [ends] if isinstance(ends, int) else ends if isinstance(ends, list) else None
     settings = folder / "tokenizer_config.json"
     known = read_object(settings) if settings.exists() else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -18,8 +18,11 @@ _ENDLESS = 2**53
 
 @dataclass(frozen=True)
 class RawModel:
-    """Model and tokenizer; the weights are not evaluated yet.
+    """A model whose weights are not evaluated yet, and how to read its tokenizer.
 
+    Reading a tokenizer can take as long as evaluating the weights, so both can be done at once.
+
+    read_tokenizer: raises DamagedFileError or UnsupportedModelError
     model_type:  mlx-lm's name of the architecture
     fingerprint: "sha256:..." of what was read, see TargetSource
     context_length: in tokens, see `context_length`; None if the files name none
@@ -27,7 +30,7 @@ class RawModel:
     """
 
     model: nn.Module
-    tokenizer: TokenizerWrapper
+    read_tokenizer: Callable[[], TokenizerWrapper]
     model_type: str
     fingerprint: str
     context_length: int | None

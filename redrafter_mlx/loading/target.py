@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from redrafter_mlx.config import DType, check_choice
 from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.distributed.mirror import Mirror
-from redrafter_mlx.distributed.sharding import shard
+from redrafter_mlx.distributed.sharding import Sharing, shard
 from redrafter_mlx.errors import BadInputError, DamagedFileError, device_failure
 from redrafter_mlx.loading.supported import check_supported
 from redrafter_mlx.runtime.process import MLX_PROCESS
@@ -24,8 +25,9 @@ from redrafter_mlx.weights.fit.machine import this_machine
 from redrafter_mlx.weights.fit.needs import check_load
 from redrafter_mlx.weights.folder import load_folder
 from redrafter_mlx.weights.gguf.load import load_gguf
-from redrafter_mlx.weights.precision import check_quantize, convert, stored_bits
+from redrafter_mlx.weights.precision import Precision, check_quantize, convert, stored_bits
 from redrafter_mlx.weights.quantised_cache import keep_quantised, quantised_file, use_quantised
+from redrafter_mlx.weights.raw_model import RawModel
 from redrafter_mlx.weights.resolve import LocalModel, resolve
 
 
@@ -95,6 +97,27 @@ def _load(
     else:
         raw = load_folder(local.path, local.name)
     Target(raw.model)  # refuses what cannot be a target, before its weights are read
+    with ThreadPoolExecutor(1) as beside:  # MLX and NumPy need no interpreter while they work
+        tokenizer = beside.submit(raw.read_tokenizer)
+        precision, sharing = _read_weights(local, raw, dtype, quantize, ranks)
+    source = TargetSource(
+        name=local.name,
+        path=local.path,
+        fingerprint=raw.fingerprint,
+        model_type=raw.model_type,
+        dtype=precision.dtype,
+        bits=precision.bits,
+        licence=local.entry.licence if local.entry else raw.licence,
+        context_length=raw.context_length,
+    )
+    mirror = Mirror(ranks, sharing) if ranks and sharing and ranks.leads else None
+    return LoadedTarget(raw.model, tokenizer.result(), source, mirror)
+
+
+def _read_weights(
+    local: LocalModel, raw: RawModel, dtype: DType, quantize: int | None, ranks: Ranks | None
+) -> tuple[Precision, Sharing | None]:
+    """Bring the weights into memory, in the form that the options ask for."""
     quantises = quantize is not None and stored_bits(raw.model) is None
     precision = convert(raw.model, dtype, quantize, raw.stored)
     kept = None
@@ -111,15 +134,4 @@ def _load(
         raise BadInputError(f"{local.name} cannot be brought into memory: {reason}") from error
     if kept is not None and not is_kept and ranks is None:
         keep_quantised(raw.model, kept)
-    source = TargetSource(
-        name=local.name,
-        path=local.path,
-        fingerprint=raw.fingerprint,
-        model_type=raw.model_type,
-        dtype=precision.dtype,
-        bits=precision.bits,
-        licence=local.entry.licence if local.entry else raw.licence,
-        context_length=raw.context_length,
-    )
-    mirror = Mirror(ranks, sharing) if ranks and sharing and ranks.leads else None
-    return LoadedTarget(raw.model, raw.tokenizer, source, mirror)
+    return precision, sharing

@@ -9,6 +9,7 @@ over adjacent pairs: MLX's `traditional` kind.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -44,7 +45,7 @@ _LAYER_NAMES = {
 
 
 def load_gguf(path: Path, progress: Progress = no_progress) -> RawModel:
-    """Read model and tokenizer; `progress` is called while the checksum is computed.
+    """Read a model; `progress` is called while the checksum is computed.
 
     The stored dtype is float32 or bfloat16 if all matrices have that type, else float16.
 
@@ -55,7 +56,6 @@ def load_gguf(path: Path, progress: Progress = no_progress) -> RawModel:
     header = read_header(path)
     args = _model_args(header)
     _check_types(header)
-    tokenizer = tokenizer_from_gguf(header, vocab_size=args.vocab_size)
     try:
         model = llama.Model(args)
         tensors = {_mlx_name(n): t for n, t in header.tensors.items() if n != _FREQUENCIES}
@@ -71,7 +71,7 @@ def load_gguf(path: Path, progress: Progress = no_progress) -> RawModel:
     licence = header.metadata.get("general.license")
     return RawModel(
         model,
-        tokenizer,
+        partial(tokenizer_from_gguf, header, args.vocab_size),
         model_type=args.model_type,
         fingerprint=f"sha256:{sha256_of(path, progress)}",
         context_length=context_length(vars(args)),
