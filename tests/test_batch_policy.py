@@ -263,7 +263,7 @@ def test_attention_is_paid_by_every_row_up_to_the_longest() -> None:
     policies = [BatchPolicy(LINEAR, AcceptanceStatistics([BeamShape(1, 3)])) for _ in range(2)]
     for policy, lengths in zip(policies, ([128, 4096], [4096, 4096]), strict=True):
         policy.next_shape([sequence(n) for n in lengths])
-    assert policies[0]._predicted.tolist() == policies[1]._predicted.tolist()
+    assert policies[0]._costs.seconds.tolist() == policies[1]._costs.seconds.tolist()
 
 
 def test_measured_batches_change_nothing_for_one_sequence() -> None:

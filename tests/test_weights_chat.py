@@ -27,7 +27,9 @@ START, END = vocabulary().index("<|im_start|>"), vocabulary().index("<|im_end|>"
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TokenizerWrapper:
     path = tmp_path_factory.mktemp("chat") / "m.gguf"
-    return load_gguf(write_gguf(path, gguf_metadata(), gguf_tensors(llama_model()))).read_tokenizer()
+    return load_gguf(
+        write_gguf(path, gguf_metadata(), gguf_tensors(llama_model()))
+    ).read_tokenizer()
 
 
 def _user(content: str) -> list[dict[str, str]]:

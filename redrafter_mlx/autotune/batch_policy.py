@@ -21,13 +21,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
 from redrafter_mlx.autotune.candidates import candidates
 from redrafter_mlx.autotune.copy_choice import CopyTree, Drafted, best_copies
 from redrafter_mlx.autotune.cost_model import CostModel
 from redrafter_mlx.autotune.probe_budget import ProbeBudget
+from redrafter_mlx.autotune.shape_costs import ShapeCosts
 from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import MAX_BEAM_LENGTH, PLAIN, BeamShape
 from redrafter_mlx.decoding.copies import CopyPlan
@@ -35,8 +35,6 @@ from redrafter_mlx.decoding.prefix_cache import common_prefix
 from redrafter_mlx.decoding.row import Row
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.drafting.prompt_lookup import Copy
-
-Mask = NDArray[np.bool_]
 
 _MARGIN = 0.01
 """Minimum relative gain for which another shape replaces the current one: less is noise."""
@@ -61,9 +59,6 @@ _PLAIN_AGAIN, _PLAIN_SOON = 128, 4
 _MOST_PLAIN = 12
 """Maximum number of a batch's first steps that are plain in order to be timed. Steps that share the
 device with other work are never timed, so later ones are tried too, one in _PLAIN_SELDOM."""
-
-_CONTEXT_STEP = 64
-"""Number of tokens after which costs are updated; they change by a few percent in 2,000 tokens."""
 
 
 class _Copied(NamedTuple):
@@ -100,14 +95,9 @@ class BatchPolicy:
         self.shapes = (PLAIN, *self.acceptance.shapes)
         self._biased_share = 0.0  # of the rows
         self._numbers = {shape: i for i, shape in enumerate(self.shapes)}
-        nodes = [shape.nodes for shape in self.shapes]
-        self._counts, self._of_count = np.unique(nodes, return_inverse=True)
-        self._costs = costs
         self._times = times or StepTimes()
+        self._costs = ShapeCosts(self.shapes, costs, self._times)
         self._budget = budget or ProbeBudget()
-        self._context, self._batch = -1, 1
-        self._predicted = np.zeros(len(self.shapes))
-        self._seconds = np.zeros(len(self.shapes))  # predicted and corrected
         self._tokens = np.ones(len(self.shapes))  # per row
         self._best = self._probed = 0  # indices of shapes
         self._plain_steps: Counter[int] = Counter()  # to be timed, by batch size
@@ -130,8 +120,8 @@ class BatchPolicy:
             return PLAIN
         if self._probed == self._best:
             return self.shapes[self._best]
-        seconds = float(self._seconds[self._best])
-        price = float(self._seconds[self._probed]) - seconds
+        seconds = float(self._costs.seconds[self._best])
+        price = float(self._costs.seconds[self._probed]) - seconds
         if not self._budget.pays(price, seconds):
             return self.shapes[self._best]
         self._probes.append(self.shapes[self._probed])
@@ -201,7 +191,7 @@ class BatchPolicy:
         """Return each shape's expected tokens per step and per second, after `length` tokens."""
         self._look_up_costs(length, 1)
         self._tokens[1:] = self.acceptance.tokens()
-        pairs = zip(self._tokens.tolist(), self._seconds.tolist(), strict=True)
+        pairs = zip(self._tokens.tolist(), self._costs.seconds.tolist(), strict=True)
         return {s: (n, n / seconds) for s, (n, seconds) in zip(self.shapes, pairs, strict=True)}
 
     def _learn_times(self, steps: Sequence[StepResult]) -> None:
@@ -209,8 +199,8 @@ class BatchPolicy:
         batch = len(steps)
         largest = max(steps, key=lambda step: step.shape.nodes)
         shape, nodes, seconds = largest.shape, largest.query_rows, largest.seconds
-        self._times.learn(nodes, self._predict(shape, batch), seconds, batch)
-        self._correct()
+        self._times.learn(nodes, self._costs.predicted(shape, batch), seconds, batch)
+        self._stale = self._costs.correct() or self._stale
         if shape in self._probes:
             while self._probes.popleft() != shape:
                 pass  # copies replaced the earlier probes
@@ -226,7 +216,7 @@ class BatchPolicy:
             planned = self._copied.popleft()  # all rows of that plan have ended
         # The cost model is off for this step by about as much as for others.
         seconds = steps[0].seconds / self._times.slowness(len(rows))
-        seconds -= self._drafting(planned.drafted, len(rows))
+        seconds -= self._costs.drafting(planned.drafted, len(rows))
         return planned, seconds / planned.seconds
 
     def _best_copies(
@@ -236,14 +226,12 @@ class BatchPolicy:
         if not any(row.match for row in found):
             return None
         biased = not any(row.learns for row in rows)
-        step = self._predict(largest, self._batch)
-        step *= self._times.correction(largest.nodes, self._batch)
         return best_copies(
             found,
             self.acceptance.of(biased=biased).copies,
             self._pace(self._best),
-            step - self._drafting(largest, self._batch),
-            self._verification,
+            self._costs.without_drafting(largest),
+            self._costs.verification,
             self._costs.most_nodes,
         )
 
@@ -274,8 +262,8 @@ class BatchPolicy:
             tokens = tokens + self._biased_share * (of_biased.tokens() - tokens)
             steps = steps + self._biased_share * (of_biased.steps() - steps)
         self._tokens[1:] = tokens
-        paces = self._tokens / self._seconds
-        doubted = paces / np.where(self._timed(), 1.0, _UNTIMED_FACTOR)
+        paces = self._tokens / self._costs.seconds
+        doubted = paces / np.where(self._costs.timed(), 1.0, _UNTIMED_FACTOR)
         has_evidence = np.array([True, *(steps >= _ENOUGH)])
         used = self._best if has_evidence[self._best] else 0
         trusted = np.where(has_evidence, doubted, 0.0)
@@ -288,18 +276,12 @@ class BatchPolicy:
         gains = paces[promising] > paces[self._best] * (1 + _MARGIN)
         self._probed = promising if gains else self._best
         if self._best == self._probed == 0 and len(paces) > 1:  # drafting may pay by now
-            self._probed = 1 + int(np.argmin(self._seconds[1:]))
+            self._probed = 1 + int(np.argmin(self._costs.seconds[1:]))
             self._budget.start_empty()
-
-    def _timed(self) -> Mask:
-        """Whether each shape's cost is certain: its steps were timed, or it has one query row."""
-        alone, known = self._batch == 1, self._times.known
-        timed = [alone or n == PLAIN.nodes or known(n, self._batch) for n in self._counts.tolist()]
-        return np.array(timed)[self._of_count]
 
     def _plain_first(self) -> bool:
         """Whether to take a plain step so that it is timed, and drafts can be compared with it."""
-        due, batch = self._times.plain_is_due, self._batch
+        due, batch = self._times.plain_is_due, self._costs.batch
         if self._times.known(PLAIN.nodes, batch):
             # A batch's drafted steps are uncertain until enough are compared with plain ones.
             unsure = batch > 1 and not self._times.known(self.shapes[self._best].nodes, batch)
@@ -321,15 +303,10 @@ class BatchPolicy:
         best = self.shapes[self._best]
         if best == PLAIN:
             return True  # nothing is drafted, or it is a probe, which was paid for
-        drafting, pace = self._drafting(best, self._batch), self._pace(self._best)
-        extra = float(self._seconds[self._best] - self._seconds[0]) - drafting
+        drafting, pace = self._costs.drafting(best, self._costs.batch), self._pace(self._best)
+        extra = float(self._costs.seconds[self._best] - self._costs.seconds[0]) - drafting
         gain = self._expected(best) - 1 - pace * extra
         return (1 - sum(holds) / len(holds)) * gain > pace * drafting
-
-    def _verification(self, nodes: int, width: int) -> float:
-        """Return the seconds of a step that drafts nothing."""
-        context = self._context * _CONTEXT_STEP
-        return self._costs.verify(nodes, context, self._batch) + self._costs.overhead(width)
 
     def _expected(self, shape: BeamShape) -> float:
         """Return the expected tokens per row in a step; an unknown shape is treated as plain."""
@@ -337,32 +314,8 @@ class BatchPolicy:
 
     def _pace(self, number: int) -> float:
         """Return the tokens per second and row of the shape with this index."""
-        return float(self._tokens[number] / self._seconds[number])
-
-    def _drafting(self, shape: BeamShape, batch: int) -> float:
-        """Return the seconds of a step's drafting, corrected like those of the whole step."""
-        seconds = self._costs.drafting(shape.width, shape.length, batch)
-        return seconds * self._times.correction(shape.nodes, batch)
-
-    def _predict(self, shape: BeamShape, batch: int) -> float:
-        """Return the seconds of a step by the cost model alone."""
-        number = self._numbers.get(shape)
-        if number is None or batch != self._batch:
-            return self._costs.step(shape, self._context * _CONTEXT_STEP, batch)
-        return float(self._predicted[number])
-
-    def _correct(self) -> None:
-        """Correct the predicted seconds of all shapes by measured step times."""
-        factors = [self._times.correction(n, self._batch) for n in self._counts.tolist()]
-        seconds = self._predicted * np.array(factors)[self._of_count]
-        self._stale = self._stale or not np.array_equal(seconds, self._seconds)
-        self._seconds = seconds
+        return float(self._tokens[number] / self._costs.seconds[number])
 
     def _look_up_costs(self, length: int, batch: int) -> None:
-        context = length // _CONTEXT_STEP
-        if (context, batch) != (self._context, self._batch):
-            self._context, self._batch = context, batch
-            self.most_rows = max(self.most_rows, batch)
-            self._predicted = np.array([self._costs.step(s, length, batch) for s in self.shapes])
-            self._stale = True
-            self._correct()
+        self.most_rows = max(self.most_rows, batch)
+        self._stale = self._costs.look_up(length, batch) or self._stale

@@ -1,0 +1,87 @@
+"""Seconds of a batch's steps by shape: the cost model's, corrected by measured step times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from redrafter_mlx.autotune.acceptance import Array
+from redrafter_mlx.autotune.cost_model import CostModel
+from redrafter_mlx.autotune.step_times import StepTimes
+from redrafter_mlx.config import PLAIN, BeamShape
+
+Mask = NDArray[np.bool_]
+
+_CONTEXT_STEP = 64
+"""Number of tokens after which costs are updated; they change by a few percent in 2,000 tokens."""
+
+
+class ShapeCosts:
+    """What a step of each shape costs, after a text of some length, in a batch of some rows.
+
+    batch:   rows of the batch
+    seconds: [S] predicted and corrected, in the order of the shapes
+    """
+
+    def __init__(self, shapes: Sequence[BeamShape], costs: CostModel, times: StepTimes) -> None:
+        self.batch, self.seconds = 1, np.zeros(len(shapes))
+        self._shapes, self._costs, self._times = shapes, costs, times
+        self._numbers = {shape: i for i, shape in enumerate(shapes)}
+        self._counts, self._of_count = np.unique(
+            [shape.nodes for shape in shapes], return_inverse=True
+        )
+        self._context = -1
+        self._predicted = np.zeros(len(shapes))
+
+    @property
+    def most_nodes(self) -> int:
+        return self._costs.most_nodes
+
+    def look_up(self, length: int, batch: int) -> bool:
+        """Look up the costs after `length` tokens; return whether there are new ones."""
+        context = length // _CONTEXT_STEP
+        if (context, batch) == (self._context, self.batch):
+            return False
+        self._context, self.batch = context, batch
+        self._predicted = np.array([self._costs.step(s, length, batch) for s in self._shapes])
+        self.correct()
+        return True
+
+    def correct(self) -> bool:
+        """Correct the predicted seconds by the measured times; return whether that changed any."""
+        factors = [self._times.correction(n, self.batch) for n in self._counts.tolist()]
+        seconds: Array = self._predicted * np.array(factors)[self._of_count]
+        changed = not np.array_equal(seconds, self.seconds)
+        self.seconds = seconds
+        return changed
+
+    def timed(self) -> Mask:
+        """Whether each shape's cost is certain: its steps were timed, or it has one query row."""
+        alone, known = self.batch == 1, self._times.known
+        timed = [alone or n == PLAIN.nodes or known(n, self.batch) for n in self._counts.tolist()]
+        return np.array(timed)[self._of_count]
+
+    def predicted(self, shape: BeamShape, batch: int) -> float:
+        """Return the seconds of a step by the cost model alone."""
+        number = self._numbers.get(shape)
+        if number is None or batch != self.batch:
+            return self._costs.step(shape, self._context * _CONTEXT_STEP, batch)
+        return float(self._predicted[number])
+
+    def verification(self, nodes: int, width: int) -> float:
+        """Return the seconds of a step that drafts nothing, by the cost model alone."""
+        context = self._context * _CONTEXT_STEP
+        return self._costs.verify(nodes, context, self.batch) + self._costs.overhead(width)
+
+    def drafting(self, shape: BeamShape, batch: int) -> float:
+        """Return the seconds of a step's drafting, corrected like those of the whole step."""
+        seconds = self._costs.drafting(shape.width, shape.length, batch)
+        return seconds * self._times.correction(shape.nodes, batch)
+
+    def without_drafting(self, shape: BeamShape) -> float:
+        """Return the corrected seconds of a step whose drafts exist already."""
+        seconds = self.predicted(shape, self.batch)
+        seconds *= self._times.correction(shape.nodes, self.batch)
+        return seconds - self.drafting(shape, self.batch)
