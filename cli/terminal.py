@@ -177,7 +177,9 @@ class StopKey:
 
     def __enter__(self) -> StopKey:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._on_signal)
+            self._before = signal.getsignal(signal.SIGINT)
+            if self._before is not signal.SIG_IGN:  # which `nohup` sets
+                signal.signal(signal.SIGINT, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from redrafter_mlx.cli.terminal import StopKey
 
 START = Path(__file__).parents[1] / "cli" / "start" / "__init__.py"
 
@@ -39,6 +42,30 @@ def test_an_interrupt_that_the_caller_ignores_stays_ignored(tmp_path: Path) -> N
         ["sh", "-c", line], env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=60, check=False
     )
     assert done.returncode == 7
+
+
+def test_ctrl_c_while_python_ends_is_130_without_text() -> None:
+    code = (
+        "import atexit, os, runpy, signal, sys\n"
+        "atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))\n"
+        f"sys.argv = [{str(START)!r}, '--version']\n"
+        f"runpy.run_path({str(START)!r}, run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_a_key_that_stops_work_leaves_an_ignored_interrupt_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with StopKey(answering=True) as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+        assert not stop.pressed
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(

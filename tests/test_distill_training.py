@@ -26,7 +26,7 @@ from redrafter_mlx.distill.forms.fresh_weights import scale_recurrent
 from redrafter_mlx.distill.forms.positions import PositionStudent
 from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.distill.training.checkpoint import CHECKPOINT, load_checkpoint
+from redrafter_mlx.distill.training.checkpoint import CHECKPOINT, read_checkpoint
 from redrafter_mlx.distill.training.learner import Learner
 from redrafter_mlx.distill.training.trainer import Evaluation, Step, Trainer
 from redrafter_mlx.drafting.checkpoint import read_config
@@ -143,7 +143,7 @@ def test_a_killed_run_loses_no_more_than_was_done_since_the_last_save(
     run = make_trainer(tmp_path / "killed").run()
     while (event := next(run)) and not (isinstance(event, Step) and event.step == 6):
         pass
-    saved = load_checkpoint(tmp_path / "killed/out", {})
+    saved = read_checkpoint(tmp_path / "killed/out")
     assert saved is not None
     assert saved.progress.step == 5
     assert losses(make_trainer(tmp_path / "killed")) == unbroken[5:]
@@ -269,7 +269,7 @@ def test_killed_while_saving_leaves_the_checkpoint_before(tmp_path: Path) -> Non
     script = textwrap.dedent(KILLED.format(tests=tests, folder=str(folder)))
     died = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True)
     assert died.returncode == -signal.SIGKILL, died.stderr.decode()
-    saved = load_checkpoint(folder / "out", {})
+    saved = read_checkpoint(folder / "out")
     assert saved is not None
     assert saved.progress.step == 4
     trainer = make_trainer(folder)
@@ -282,6 +282,25 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "out" / CHECKPOINT
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DamagedFileError, match=CHECKPOINT):
+        make_trainer(tmp_path)
+
+
+@pytest.mark.parametrize("left_out", ["drafter.", "step"])
+def test_a_checkpoint_that_lacks_a_part_is_refused_by_name(tmp_path: Path, left_out: str) -> None:
+    """Otherwise the run would go on from other weights than those that it has trained."""
+    losses(make_trainer(tmp_path), until=1)
+    path = tmp_path / "out" / CHECKPOINT
+    arrays, metadata = mx.load(str(path), return_metadata=True)
+    assert isinstance(arrays, dict)
+    mx.eval(arrays)
+    kept = {name: array for name, array in arrays.items() if not name.startswith(left_out)}
+    if left_out == "step":
+        metadata["state"] = metadata["state"].replace('"step": 1', '"step": "1"')
+        assert '"step": "1"' in metadata["state"]
+    else:
+        assert len(kept) < len(arrays)
+    mx.save_safetensors(str(path), kept, metadata)
+    with pytest.raises(DamagedFileError, match=f"{CHECKPOINT}.*delete it"):
         make_trainer(tmp_path)
 
 

@@ -14,7 +14,8 @@ import pytest
 from test_train_cli import save_folder
 from waiting import DEADLINE, wait_for
 
-from redrafter_mlx.distill.corpus.folder import CorpusGoal, CorpusJob
+from redrafter_mlx.distill.corpus import workers
+from redrafter_mlx.distill.corpus.folder import CorpusGoal, CorpusJob, CorpusSize
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.workers import write_corpus
 from redrafter_mlx.distill.job import TrainingJob
@@ -155,3 +156,21 @@ def test_a_process_that_does_not_start_reports_why(tmp_path: Path) -> None:
     job = _UnsendableJob(TrainingJob("tiny", tmp_path), (), tmp_path / "corpus")
     with pytest.raises(OSError, match="no more processes"):
         write_corpus(job, CorpusGoal(answer_tokens=1, max_bytes=1_000_000), workers=2)
+
+
+def test_an_error_of_the_report_is_raised_after_the_writing(
+    job: CorpusJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not end as a traceback in a thread, nor end the writing, of which all is kept."""
+    calls = []
+
+    def report(size: CorpusSize) -> None:
+        calls.append(size)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(workers, "_POLL", 0.001)
+    with pytest.raises(OSError, match="No space left"):
+        write_corpus(job, GOAL, workers=1, progress=report)
+    assert len(calls) == 1
+    monkeypatch.undo()
+    assert write_corpus(job, GOAL, workers=1).answer_tokens >= 250

@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from redrafter_mlx.bench.measure.methods import Method, Run
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.atomic_write import name_in_errors
+from redrafter_mlx.runtime.atomic_write import locked, name_in_errors
 
 T = TypeVar("T")
 
@@ -96,6 +97,40 @@ class Answer:
 
 _BEGINNINGS = ('{"question_id": ', '{"batch": ')
 """How a line of an answers file begins."""
+
+
+@contextmanager
+def alone_with(path: str | Path | None) -> Iterator[None]:
+    """Keep other runs from writing an answers file meanwhile; it need not exist yet.
+
+    Raises BadInputError, naming it, if another run writes it, or if it is not a file that can be
+    written.
+    """
+    if path is None:
+        yield
+        return
+    name = Path(path)
+    made = not name.exists()
+    if not name.parent.is_dir():
+        raise BadInputError(f"there is no folder {name.parent}")
+    try:
+        if name.exists() and not name.is_file():  # reading a device may never end
+            raise BadInputError(f"--answers is {name}, which is not a file")
+        name.open("a").close()
+    except OSError as error:
+        raise BadInputError(f"--answers is {name}: {error.strerror}") from None
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(name))
+        except BlockingIOError:
+            raise BadInputError(
+                f"another run writes {name}; wait for it, or give another --answers file"
+            ) from None
+        try:
+            yield
+        finally:
+            if made and name.exists() and not name.stat().st_size:  # nothing was measured
+                name.unlink()
 
 
 class LinesFile(Generic[T]):

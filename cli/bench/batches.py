@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from redrafter_mlx.bench.analyse.batch_summary import BatchRow, summarise_batches
 from redrafter_mlx.bench.analyse.result import Result
-from redrafter_mlx.bench.measure.answers import LinesFile
+from redrafter_mlx.bench.measure.answers import LinesFile, alone_with
 from redrafter_mlx.bench.measure.batches import (
     BatchMeasurement,
     BatchPlan,
@@ -16,7 +16,7 @@ from redrafter_mlx.bench.measure.batches import (
 )
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
 from redrafter_mlx.bench.measure.methods import BASELINE, Method, Runner
-from redrafter_mlx.cli.bench.options import BenchOptions
+from redrafter_mlx.cli.bench.options import BenchOptions, Loading
 from redrafter_mlx.cli.bench.session import (
     drafter_notes,
     end_note,
@@ -44,6 +44,13 @@ def run_batches(options: BenchOptions) -> tuple[list[tuple[int | None, Result[Ba
     (loading,) = options.loadings
     if launched_rank():
         load_drafters(options, loading)  # never returns: only rank 0 writes the file
+    with alone_with(options.answers):
+        return _run_alone(options, loading)
+
+
+def _run_alone(
+    options: BenchOptions, loading: Loading
+) -> tuple[list[tuple[int | None, Result[BatchRow]]], int]:
     file = None if options.answers is None else LinesFile(options.answers, read_run)
     drafters = load_drafters(options, loading)
     first = next(iter(drafters.values()))

@@ -26,6 +26,9 @@ def main() -> None:
         run()
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
+    finally:
+        if before is signal.default_int_handler:  # else Python's shutdown shows a traceback
+            signal.signal(signal.SIGINT, _leave)
 
 
 def _leave(_: int, __: FrameType | None) -> None:

@@ -45,13 +45,13 @@ def flush_to_disk(path: Path) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a lock on a folder, which nothing but `locked` respects.
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock on a folder or file, which nothing but `locked` respects.
 
     Raises BlockingIOError if another process holds it. Where the file system has no locks, there
     is none.
     """
-    file = os.open(folder, os.O_RDONLY)
+    file = os.open(path, os.O_RDONLY)
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -109,8 +109,9 @@ def check_free_disk(folder: Path, needed: int, variable: str) -> None:
     free = shutil.disk_usage(parent).free
     if free < needed + _SPARE:
         finder = " (Finder's figure includes what macOS has yet to free)"
+        wanted = human_size(needed + _SPARE)
         raise NoRoomError(
-            f"it needs {human_size(needed)} of disk and {parent} has {human_size(free)} free"
+            f"it needs {wanted} of disk and {parent} has {human_size(free)} free"
             f"{finder if sys.platform == 'darwin' else ''}; make room, or set {variable} to a "
             f"folder on another disk"
         )

@@ -165,12 +165,18 @@ def _collect(ranks: Ranks, writer: int, files: Sequence[Path]) -> None:
 
 @contextmanager
 def _reported(progress: Callable[[CorpusSize], None], gauge: CorpusGauge) -> Iterator[None]:
-    """Report the corpus's size from a thread, which needs no MLX, while the body writes."""
-    done = threading.Event()
+    """Report the corpus's size from a thread, which needs no MLX, while the body writes.
+
+    An error of the report, such as a full disk's, is raised after the body.
+    """
+    done, errors = threading.Event(), list[Exception]()
 
     def report() -> None:
-        while not done.wait(_POLL):
-            progress(gauge.size())
+        try:
+            while not done.wait(_POLL):
+                progress(gauge.size())
+        except Exception as error:
+            errors.append(error)
 
     reporter = threading.Thread(target=report, daemon=True)
     reporter.start()
@@ -179,6 +185,8 @@ def _reported(progress: Callable[[CorpusSize], None], gauge: CorpusGauge) -> Ite
     finally:
         done.set()
         reporter.join()
+    for error in errors:
+        raise error
     progress(gauge.size())
 
 

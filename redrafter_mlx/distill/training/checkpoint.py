@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
@@ -25,12 +27,19 @@ class Progress:
     step:  step of the optimiser
     epoch, batch: position in the order of batches
     best:  highest simulated tokens/step of a saved drafter, 0 if none was saved
+
+    Raises ValueError for numbers that no run has.
     """
 
     step: int = 0
     epoch: int = 0
     batch: int = 0
     best: float = 0.0
+
+    def __post_init__(self) -> None:
+        whole = all(type(n) is int and n >= 0 for n in (self.step, self.epoch, self.batch))
+        if not whole or type(self.best) not in (int, float) or not 0 <= self.best < math.inf:
+            raise ValueError(f"it has {self}")
 
 
 @dataclass(frozen=True)
@@ -78,17 +87,33 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
         arrays, metadata = load_arrays(path, FORMAT)
         mx.eval(arrays)
         record = json.loads(metadata["state"])
-        trees, found = dict(tree_unflatten(arrays)), record.pop("made_by")
+        trees, found = dict(tree_unflatten(arrays)), dict(record.pop("made_by"))
         progress = Progress(**record)
     return Checkpoint(trees.get("drafter", {}), trees.get("optimizer", {}), found, progress)
 
 
-def load_checkpoint(folder: Path, made_by: Mapping[str, object]) -> Checkpoint | None:
+def load_checkpoint(
+    folder: Path, made_by: Mapping[str, object], drafter: Mapping[str, object]
+) -> Checkpoint | None:
     """Return the checkpoint as `read_checkpoint`, if the run was made by `made_by`.
 
-    Raises BadInputError, naming a key of `made_by`, if it was made by another value of it.
+    Raises:
+      BadInputError: naming a key of `made_by`, if it was made by another value of it
+      DamagedFileError: it does not hold the parameters of `drafter`, a tree of arrays
     """
     found = read_checkpoint(folder)
-    if found is not None:
-        check_same_run(folder, found.made_by, made_by)
+    if found is None:
+        return None
+    check_same_run(folder, found.made_by, made_by)
+    with naming_damage(folder / CHECKPOINT, "delete it to train from the start"):
+        here = _shapes(found.drafter)
+        lacking = {name for name, shape in _shapes(drafter).items() if here.get(name) != shape}
+        if lacking:
+            raise ValueError(f"it lacks {min(lacking)} in this drafter's shape")
     return found
+
+
+def _shapes(tree: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each array in a tree of parameters, by its dotted name."""
+    leaves = cast("list[tuple[str, mx.array]]", tree_flatten(tree))
+    return {name: array.shape for name, array in leaves}

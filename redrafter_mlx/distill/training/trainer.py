@@ -83,7 +83,7 @@ class Trainer:
         self.network, self.learner = student.network, Learner(student, steps)
         self._start = self.network.trainable_parameters() if self.options.keep_start else {}
         self._at = Progress()
-        found = load_checkpoint(folder, made_by)
+        found = load_checkpoint(folder, made_by, self.network.trainable_parameters())
         if found is not None:
             self.network.update(found.drafter, strict=False)
             self.learner.optimizer.state = dict(found.optimizer)
