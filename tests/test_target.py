@@ -295,6 +295,6 @@ def test_a_device_that_fails_while_a_model_is_checked_is_one_of_our_errors(
     def fail(*_: object) -> None:
         raise RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory")
 
-    monkeypatch.setattr("redrafter_mlx.target.tree_check._log_probs", fail)
+    monkeypatch.setattr("redrafter_mlx.target.tree_check._logits", fail)
     with pytest.raises(BusyError, match="out of memory"):
         check_trees(Target(random_model()))

@@ -41,7 +41,7 @@ def check_trees(target: Target) -> float:
       BusyError: the device failed
     """
     V = target.vocab_size
-    prompt = [t % V for t in (1, 5, 2, 7)]
+    prompt = [t % V for t in (1, 5, 2, 7, 23, 81, 46, 13)]
     candidates = [[t % V for t in row] for row in ((3, 11, 4), (3, 12, 9), (3, 11, 8))]
     texts = mx.array([prompt + candidate for candidate in candidates])
     single = log_softmax(_logits(target.plain, texts, texts.shape[1] - 1)[:, -1])
