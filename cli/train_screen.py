@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import typer
@@ -39,7 +39,6 @@ from redrafter_mlx.distill.run import TrainingRun
 from redrafter_mlx.distill.training.trainer import Evaluation, Step
 from redrafter_mlx.distributed.group import join_ranks
 from redrafter_mlx.drafting.installed import own_shelf
-from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.atomic_write import locked
 from redrafter_mlx.runtime.paths import cache_dir, free_disk, human_size
 
@@ -110,13 +109,8 @@ def _alone_in(output: Path) -> Iterator[None]:
     """Keep other runs from training in a folder; raises BadInputError if one does so already."""
     made = not output.exists()
     output.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(output))
-        except BlockingIOError:
-            raise BadInputError(
-                f"another run is training in {output}; wait for it, or give another --output"
-            ) from None
+    taken = f"another run is training in {output}; wait for it, or give another --output"
+    with locked(output, taken):
         try:
             yield
         finally:

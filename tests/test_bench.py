@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -13,7 +14,7 @@ import pytest
 from bench_samples import DRAFTED, PLAIN, answer, store, stored
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter
 
-from redrafter_mlx.bench.measure.answers import alone_with
+from redrafter_mlx.bench.measure.answers import Answer, LinesFile, answers_file
 from redrafter_mlx.bench.measure.methods import Method, Runner, check_draft_model
 from redrafter_mlx.bench.measure.plan import Plan, Prepared, list_methods, measure
 from redrafter_mlx.bench.measure.questions import (
@@ -328,18 +329,22 @@ def test_a_file_made_with_other_settings_is_refused(
     assert "\n" not in str(error.value)
 
 
+def opened(path: Path) -> AbstractContextManager[LinesFile[Answer] | None]:
+    return answers_file(path, Answer.from_dict)
+
+
 def test_two_runs_do_not_write_one_answers_file(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    with alone_with(path):
-        with pytest.raises(BadInputError, match="another run writes"), alone_with(path):
+    with opened(path):
+        with pytest.raises(BadInputError, match="another run writes"), opened(path):
             pass
         store(path, answer())
-    with alone_with(path):
+    with opened(path):
         assert len(stored(path)) == 1
 
 
 def test_an_answers_file_that_nothing_was_written_to_does_not_stay(tmp_path: Path) -> None:
-    with alone_with(tmp_path / "answers.jsonl"):
+    with opened(tmp_path / "answers.jsonl"):
         pass
     assert not [*tmp_path.iterdir()]
 
@@ -347,8 +352,10 @@ def test_an_answers_file_that_nothing_was_written_to_does_not_stay(tmp_path: Pat
 def test_an_answers_file_that_is_none_is_refused_before_it_is_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")  # reading it would wait for a writer
     for path in (tmp_path / "pipe", tmp_path):
-        with pytest.raises(BadInputError, match="which is not a file"), alone_with(path):
+        with pytest.raises(BadInputError, match="which is not a file"), opened(path):
             pass
+    with pytest.raises(BadInputError, match="no folder"), opened(tmp_path / "none" / "a.jsonl"):
+        pass
 
 
 def test_another_dtypes_answers_may_stand_beside(tmp_path: Path) -> None:
@@ -379,8 +386,6 @@ def test_half_a_last_line_is_cut_off_and_a_foreign_file_left_alone(tmp_path: Pat
         with pytest.raises(BadInputError, match=r"a\.jsonl, line \d"):
             stored(path)
         assert path.read_text() == foreign
-    with pytest.raises(BadInputError, match="no folder"):
-        stored(tmp_path / "none" / "a.jsonl")
 
 
 def test_peak_memory_is_each_runs_own() -> None:

@@ -128,6 +128,27 @@ def test_the_names_that_tensorrt_llm_reads_are_the_same_drafter(tmp_path: Path, 
         assert mx.array_equal(array, stored[name]), name
 
 
+def test_a_tensor_that_is_stored_under_two_names_is_refused(tmp_path: Path) -> None:
+    write_papers_folder(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    stored = dict(mx.load(str(weights)))  # type: ignore[arg-type]
+    mx.eval(stored)
+    twice = {**stored, "input_projs.weight": stored["input_proj.weight"] + 1}
+    mx.save_safetensors(str(weights), twice)
+    with pytest.raises(DamagedFileError, match=r"input_proj\.weight under several names"):
+        load_drafter(tmp_path, Target(random_model()))
+
+
+def test_a_draft_vocabulary_in_any_integers_is_the_same_drafter(tmp_path: Path) -> None:
+    save_drafter(random_drafter(draft_vocab_size=3), tmp_path)
+    weights = tmp_path / "model.safetensors"
+    stored = dict(mx.load(str(weights)))  # type: ignore[arg-type]
+    mx.eval(stored)
+    mx.save_safetensors(str(weights), {**stored, "draft_vocab": mx.array([9, 0, 96], mx.uint64)})
+    tokens = load_drafter(tmp_path, Target(random_model())).draft_vocab
+    assert (tokens.dtype, tokens.tolist()) == (mx.int32, [9, 0, 96])
+
+
 def test_what_is_saved_without_extensions_is_the_papers_format(tmp_path: Path) -> None:
     save_drafter(random_drafter(), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

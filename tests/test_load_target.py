@@ -6,7 +6,10 @@ import io
 import json
 import shutil
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -27,9 +30,11 @@ from weights_samples import (
     write_gguf,
 )
 
-from redrafter_mlx.errors import BadInputError, DamagedFileError, RedrafterError
+from redrafter_mlx.errors import BadInputError, DamagedFileError, RedrafterError, TooLargeError
 from redrafter_mlx.loading.target import load_target
+from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.weights import quantised_cache
+from redrafter_mlx.weights.fit.machine import this_machine
 from redrafter_mlx.weights.folder import _stored_tokenizer
 from redrafter_mlx.weights.gguf.load import load_gguf
 from redrafter_mlx.weights.raw_model import context_length, top_level_rope
@@ -59,10 +64,10 @@ def _copy_tokenizer(source: Path, target: Path) -> None:
         (target / file.name).write_bytes(file.read_bytes())
 
 
-def _quantized(tmp_path: Path, tokenizer_json: Path, bits: int) -> Path:
+def _quantized(tmp_path: Path, tokenizer_json: Path, bits: int, **changes: int) -> Path:
     path = tmp_path / f"quantized-{bits}"
-    config = {**LLAMA, "vocab_size": len(vocabulary()), "eos_token_id": 2}
-    model, config = quantize_model(llama_model(), config, 32, bits)
+    config = {**LLAMA, "vocab_size": len(vocabulary()), "eos_token_id": 2, **changes}
+    model, config = quantize_model(llama_model(**changes), config, 32, bits)
     path.mkdir()
     save_model(path, model)
     (path / "config.json").write_text(json.dumps(config))
@@ -194,6 +199,54 @@ def test_quantised_folder_is_written_out_exactly_on_a_cpu(
     layer = kept.model.layers[0].mlp.up_proj
     want = mx.dequantize(layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits)
     np.testing.assert_array_equal(dense.model.layers[0].mlp.up_proj.weight, want)
+
+
+def _scales_of(dtype: mx.Dtype) -> Callable[[dict[str, mx.array]], object]:
+    name = "model.layers.0.mlp.up_proj.scales"
+    return lambda w: w.update({name: w[name].astype(dtype)})
+
+
+def test_scales_that_are_no_floats_are_damage(tmp_path: Path, tokenizer_json: Path) -> None:
+    path = _quantized(tmp_path, tokenizer_json, 4)
+    _rewrite(_scales_of(mx.int32))(path)
+    with pytest.raises(DamagedFileError, match=r"up_proj\.scales of type int32"):
+        load_target(path)
+
+
+def test_a_quantised_folder_that_is_too_large_is_refused_before_it_is_dequantised(
+    tmp_path: Path, tokenizer_json: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redrafter_mlx.weights.precision.backend", lambda: "cpu")
+    here = replace(this_machine(), working_set=1000, on_cpu=True)
+    monkeypatch.setattr("redrafter_mlx.loading.target.this_machine", lambda: here)
+    monkeypatch.setattr("redrafter_mlx.weights.precision._unpacked", lambda _: 1 / 0)
+    with pytest.raises(TooLargeError, match="the weights of"):
+        load_target(_quantized(tmp_path, tokenizer_json, 4))
+
+
+_LITTLE = """
+import resource, sys
+from pathlib import Path
+from redrafter_mlx.loading.target import load_target
+load_target(sys.argv[1])
+taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + 150_000_000,) * 2)
+load_target(sys.argv[2])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's addresses")
+@pytest.mark.skipif(backend() != "cpu", reason="MLX takes memory of its own on a GPU")
+def test_a_model_for_which_memory_is_refused_is_one_line(
+    tmp_path: Path, folder: Path, tokenizer_json: Path
+) -> None:
+    """MLX would end the process with a signal."""
+    large = _quantized(tmp_path, tokenizer_json, 4, vocab_size=1_000_000)
+    command = [sys.executable, "-c", _LITTLE, str(folder), str(large)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "BadInputError" in ended.stderr
+    assert "cannot be brought into memory: Unable to allocate" in ended.stderr
 
 
 def test_weights_that_were_edited_in_place_are_quantised_anew(
@@ -336,6 +389,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "config contradicts": (
         _config(num_hidden_layers=3),
         r"model cannot be loaded: Missing \d+ parameters: model\.layers\.2\.",
+    ),
+    "rotary base is a text": (_config(rope_theta="10000.0"), "model that cannot be called: rope"),
+    "weights are integers": (
+        _rewrite(lambda w: w.update({K_PROJ: mx.zeros((32, 64), mx.int8)})),
+        rf"holds {K_PROJ} of type int8",
     ),
     "unknown architecture": (_config(model_type="nonesuch"), "type nonesuch not supported"),
     "wants its own code": (_config(model_file="m.py"), "own code"),

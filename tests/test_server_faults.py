@@ -284,8 +284,11 @@ def test_a_body_that_is_no_request_is_a_400(api: TestClient, body: bytes) -> Non
         assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_a_chat_template_that_raises_is_a_400(model: Redrafter, api: TestClient) -> None:
-    model.tokenizer.chat_template = "{{ raise_exception('no') }}"
+@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{{ 1 / 0 }}"])
+def test_a_chat_template_that_raises_is_a_400(
+    model: Redrafter, api: TestClient, template: str
+) -> None:
+    model.tokenizer.chat_template = template
     answer = api.post(CHAT, json=ASKED)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "messages"

@@ -858,11 +858,11 @@ def test_a_second_run_in_the_same_folder_is_refused_and_writes_nothing(
 ) -> None:
     output = tmp_path / "out"
     output.mkdir()
-    with locked(output):
+    with locked(output, ""):
         assert main.run(arguments(model, prompts, output)) == 1
     assert f"another run is training in {output}" in unwrapped(capsys.readouterr().err)
     assert list(output.iterdir()) == []
-    with locked(output):
+    with locked(output, ""):
         pass
 
 

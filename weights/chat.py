@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2.exceptions import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.errors import BadInputError, DamagedFileError
@@ -234,7 +233,7 @@ def _render(
     """Apply the template; return text, or token ids with `tokenize`."""
     try:
         out: str | list[int] = tokenizer.apply_chat_template(messages, tokenize=tokenize, **options)
-    except (TemplateError, TypeError, KeyError, IndexError, ValueError, RecursionError) as error:
+    except Exception as error:  # a template is a program
         raise BadInputError(f"the model's chat template refuses these messages: {error}") from error
     return out
 

@@ -9,8 +9,6 @@ out. Code that comes with a model is never run.
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +33,8 @@ from redrafter_mlx.weights.raw_model import RawModel, context_length, top_level_
 from redrafter_mlx.weights.spm import USER_DEFINED, Pieces, read_pieces, spm_tokenizer
 
 _HEADS = "medusa_head."
+
+_LAYERS = (nn.Linear, nn.Embedding, nn.QuantizedLinear, nn.QuantizedEmbedding)
 
 _LLAMA_TOKENIZERS = ("LlamaTokenizer", "LlamaTokenizerFast")
 
@@ -75,9 +75,25 @@ def _load_model(
         )
     except Exception as error:  # architectures raise errors of any type on a foreign checkpoint
         text = f"{folder} cannot be loaded: {' '.join(str(error).split()):.200}"
-        unknown = "not supported" in text
+        unknown = str(error).endswith(" not supported.")  # not that of MLX for odd arrays
         raise (UnsupportedModelError if unknown else DamagedFileError)(text) from error
+    _check_types(model, folder)
     return model, config
+
+
+def _check_types(model: nn.Module, folder: Path) -> None:
+    """Raise DamagedFileError if a layer's stored arrays have types that it cannot compute with."""
+    for path, module in model.named_modules():
+        if not isinstance(module, _LAYERS):
+            continue
+        packed = "scales" in module
+        for name, array in module.items():
+            if not isinstance(array, mx.array) or (packed and module.mode != "affine"):
+                continue
+            whole = packed and name == "weight"
+            if (array.dtype != mx.uint32) if whole else not mx.issubdtype(array.dtype, mx.floating):
+                kind = str(array.dtype).removeprefix("mlx.core.")
+                raise DamagedFileError(f"{folder} holds {path}.{name} of type {kind}")
 
 
 def _without_heads(config: dict[str, object]) -> tuple[type[nn.Module], type]:
@@ -116,11 +132,10 @@ def _stored_tokenizer(folder: Path, ends: object) -> TokenizerWrapper:
             max_length=length if isinstance(length, int) else None,
         )
     try:
-        with contextlib.redirect_stdout(sys.stderr):
-            # Otherwise transformers asks on stdin whether to run code that the files name.
-            return load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=eos)
+        # None would make transformers ask on stdin whether to run code that the files name.
+        return load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=eos)
     except Exception as error:  # transformers passes on its parsers' errors, of any type
-        text = " ".join(str(error).split())
+        text = " ".join(str(error).split()) or type(error).__name__
         raise DamagedFileError(f"{folder}: its tokenizer cannot be read: {text:.200}") from error
 
 

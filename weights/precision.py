@@ -48,6 +48,8 @@ def convert(
 ) -> Precision:
     """Convert an unevaluated model according to the options; see the table above.
 
+    Nothing is evaluated, so that what the model will take in memory can be checked.
+
     Args:
       stored: dtype that `auto` gives on a GPU; None leaves every array as it is
     Raises:
@@ -63,7 +65,7 @@ def convert(
     wanted = (mx.float32 if on_cpu else stored) if dtype == "auto" else getattr(mx, dtype)
     if bits is not None and on_cpu and quantize is None:
         _cast(model, mx.float32)
-        _dequantise(model)
+        dequantize_model(model)
     if wanted is not None:
         _cast(model, wanted)
     if quantize is not None and bits is None:
@@ -82,30 +84,38 @@ def _cast(model: nn.Module, dtype: mx.Dtype) -> None:
     model.update(tree_map_with_path(cast, model.parameters()))
 
 
-def _dequantise(model: nn.Module) -> None:
-    """Dequantise all layers as mlx-lm does, to the same numbers.
-
-    MLX takes 10 to 27 ns for each weight on a CPU, so NumPy computes those of 4 and 8 bits, in 2.
-    """
-    packed = {
+def packed_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the layers that `dequantise` can compute, by path: of 4 or 8 bits."""
+    return {
         path: module
         for path, module in model.named_modules()
         if "scales" in module and module.mode == "affine" and module.bits in (4, 8)
     }
-    dequantize_model(model)
+
+
+def dequantise(model: nn.Module, packed: dict[str, nn.Module]) -> None:
+    """Evaluate the weights that `convert` dequantises, to the numbers that MLX would give.
+
+    MLX takes 10 to 27 ns for each weight on a CPU, so NumPy computes them, in 2.
+
+    packed: what `packed_layers` returned before the conversion; emptied, as the memory is needed
+    """
     for path, module in model.named_modules():
         if path in packed and "scales" not in module:
-            module.weight = _unpacked(packed.pop(path))
+            module.weight = _unpacked(packed.pop(path)).astype(module.weight.dtype)
 
 
 def _unpacked(module: nn.Module) -> mx.array:
     """Return the weights of a layer quantised to 4 or 8 bits, in float32."""
     groups = module.scales.size
     weights = mx.zeros((*module.scales.shape[:-1], module.scales.shape[-1] * module.group_size))
-    scales, biases = (
-        np.array(a, copy=False).reshape(groups, 1) for a in (module.scales, module.biases)
-    )
-    codes = np.array(module.weight, copy=False).view(np.uint8).reshape(groups, -1)
+    scales, biases, packed = (
+        np.array(mx.contiguous(array), copy=False).reshape(groups, -1)
+        for array in (
+            module.scales.astype(mx.float32), module.biases.astype(mx.float32), module.weight
+        )
+    )  # fmt: skip
+    codes = packed.view(np.uint8)
     out = np.array(weights, copy=False).reshape(groups, -1)  # a view: what it gets, weights get
     if module.bits == 8:
         out[:] = codes

@@ -11,7 +11,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -100,16 +100,12 @@ _BEGINNINGS = ('{"question_id": ', '{"batch": ')
 
 
 @contextmanager
-def alone_with(path: str | Path | None) -> Iterator[None]:
+def _alone_with(name: Path) -> Iterator[None]:
     """Keep other runs from writing an answers file meanwhile; it need not exist yet.
 
     Raises BadInputError, naming it, if another run writes it, or if it is not a file that can be
     written.
     """
-    if path is None:
-        yield
-        return
-    name = Path(path)
     made = not name.exists()
     if not name.parent.is_dir():
         raise BadInputError(f"there is no folder {name.parent}")
@@ -119,13 +115,8 @@ def alone_with(path: str | Path | None) -> Iterator[None]:
         name.open("a").close()
     except OSError as error:
         raise BadInputError(f"--answers is {name}: {error.strerror}") from None
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(name))
-        except BlockingIOError:
-            raise BadInputError(
-                f"another run writes {name}; wait for it, or give another --answers file"
-            ) from None
+    taken = f"another run writes {name}; wait for it, or give another --answers file"
+    with locked(name, taken):
         try:
             yield
         finally:
@@ -183,8 +174,6 @@ class LinesFile(Generic[T]):
         try:
             return self.path.read_text(encoding="utf-8")
         except FileNotFoundError:
-            if not self.path.parent.is_dir():
-                raise BadInputError(f"there is no folder {self.path.parent}") from None
             return ""
         except OSError as error:
             raise BadInputError(f"cannot read {self.path}: {error.strerror}") from None
@@ -200,6 +189,24 @@ class LinesFile(Generic[T]):
                 f"{self.path}, line {n}, is not an answer of this program; give another file"
             ) from None
         self.lines.append((found, settings))
+
+
+@contextmanager
+def answers_file(
+    path: str | Path | None, read: Callable[[dict[str, Any]], T]
+) -> Iterator[LinesFile[T] | None]:
+    """Open an answers file that no other run may write meanwhile; None without a path.
+
+    Raises BadInputError, naming the file, if another run writes it, or if it cannot be used.
+
+    Args:
+      read: as for `LinesFile`
+    """
+    if path is None:
+        yield None
+        return
+    with _alone_with(Path(path)):
+        yield LinesFile(path, read)
 
 
 _OF_A_DTYPE = {"arithmetic", "bits", "drafts"}

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from redrafter_mlx.bench.analyse.batch_summary import BatchRow, summarise_batches
 from redrafter_mlx.bench.analyse.result import Result
-from redrafter_mlx.bench.measure.answers import LinesFile, alone_with
+from redrafter_mlx.bench.measure.answers import LinesFile, answers_file
 from redrafter_mlx.bench.measure.batches import (
+    BatchKey,
     BatchMeasurement,
     BatchPlan,
+    BatchRun,
     BatchRunner,
     Case,
     read_run,
@@ -44,14 +46,13 @@ def run_batches(options: BenchOptions) -> tuple[list[tuple[int | None, Result[Ba
     (loading,) = options.loadings
     if launched_rank():
         load_drafters(options, loading)  # never returns: only rank 0 writes the file
-    with alone_with(options.answers):
-        return _run_alone(options, loading)
+    with answers_file(options.answers, read_run) as file:
+        return _run(options, loading, file)
 
 
-def _run_alone(
-    options: BenchOptions, loading: Loading
+def _run(
+    options: BenchOptions, loading: Loading, file: LinesFile[tuple[BatchKey, BatchRun]] | None
 ) -> tuple[list[tuple[int | None, Result[BatchRow]]], int]:
-    file = None if options.answers is None else LinesFile(options.answers, read_run)
     drafters = load_drafters(options, loading)
     first = next(iter(drafters.values()))
     methods = options.methods([name for name, r in drafters.items() if r.drafting is not None])

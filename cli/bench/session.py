@@ -13,7 +13,7 @@ import numpy as np
 
 from redrafter_mlx.bench.analyse.result import Protocol, Result, judge
 from redrafter_mlx.bench.analyse.summary import Row, of_whole_rounds, summarise
-from redrafter_mlx.bench.measure.answers import Answer, LinesFile, Settings, alone_with, matching
+from redrafter_mlx.bench.measure.answers import Answer, LinesFile, Settings, answers_file, matching
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
 from redrafter_mlx.bench.measure.methods import Runner, check_draft_model
 from redrafter_mlx.bench.measure.plan import measure
@@ -59,12 +59,11 @@ def run_session(options: BenchOptions, inspect: Inspect | None = None) -> Outcom
     """
     if launched_rank():
         load_drafters(options, options.loadings[0])  # never returns: only rank 0 writes the file
-    with alone_with(options.answers):
-        return _run_alone(options, inspect)
+    with answers_file(options.answers, Answer.from_dict) as file:
+        return _run(options, file, inspect)
 
 
-def _run_alone(options: BenchOptions, inspect: Inspect | None) -> Outcome:
-    file = None if options.answers is None else LinesFile(options.answers, Answer.from_dict)
+def _run(options: BenchOptions, file: LinesFile[Answer] | None, inspect: Inspect | None) -> Outcome:
     machine, began = Machine.here(), ProcessorTime.now()
     models: list[LoadedModel] = []
     notes: list[str] = []

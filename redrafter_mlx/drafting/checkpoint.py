@@ -39,9 +39,10 @@ def load_recurrent(files: DrafterFiles, target: Target) -> RecurrentNetwork:
     check_pair(config.hidden_size, target.hidden_size, "hidden size")
     check_pair(config.vocab_size, target.vocab_size, "vocabulary")
     drafter = RecurrentNetwork(config)
-    tensors = {own_name(name): array for name, array in files.tensors.read().items()}
+    tensors = files.read(own_name)
     if "draft_vocab" in tensors:
         check_tokens(tensors["draft_vocab"], "draft_vocab", config.vocab_size, files.tensors.path)
+        tensors["draft_vocab"] = tensors["draft_vocab"].astype(mx.int32)
     fill(drafter, tensors, files, target.dtype)
     return drafter
 

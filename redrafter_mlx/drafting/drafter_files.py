@@ -49,6 +49,21 @@ class DrafterFiles:
     tensors: StoredTensors
     bits: int | None = None
 
+    def read(self, own_name: Callable[[str], str]) -> dict[str, mx.array]:
+        """Read all tensors, under our names instead of the stored ones.
+
+        Raises DamagedFileError also if two stored tensors would have the same name.
+        """
+        found: dict[str, mx.array] = {}
+        for name, array in self.tensors.read().items():
+            if own_name(name) in found:
+                raise DamagedFileError(
+                    f"{self.tensors.path} holds {own_name(name)} under several names, "
+                    f"one of which is {name}"
+                )
+            found[own_name(name)] = array
+        return found
+
     def integer(
         self, key: str, default: int | None = None, least: int = 1, most: int = 2**31 - 1
     ) -> int:

@@ -137,7 +137,7 @@ def _for_trtllm(files: DrafterFiles) -> tuple[Mapping[str, mx.array], Mapping[st
                 f"{files.folder} has {key} = {mine[key]}, an extension that TensorRT-LLM does not "
                 f"know; `redrafter-mlx train --recipe paper` makes one without"
             )
-    tensors = {own_name(name): array for name, array in files.tensors.read().items()}
+    tensors = files.read(own_name)
     check_names_and_shapes(tensors, parameters_of(RecurrentNetwork(config)), files.tensors.path)
     return tensors, {
         key: value for key, value in theirs.items() if key in (*_PAPER_KEYS, "model_type")

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import DType, check_choice
 from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.distributed.mirror import Mirror
 from redrafter_mlx.distributed.sharding import Sharing, shard
-from redrafter_mlx.errors import BadInputError, DamagedFileError, device_failure
+from redrafter_mlx.errors import BadInputError, DamagedFileError, RedrafterError, device_failure
 from redrafter_mlx.loading.supported import check_supported
+from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.runtime.process import MLX_PROCESS
 from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.target.model import Target
@@ -25,7 +27,14 @@ from redrafter_mlx.weights.fit.machine import this_machine
 from redrafter_mlx.weights.fit.needs import check_load
 from redrafter_mlx.weights.folder import load_folder
 from redrafter_mlx.weights.gguf.load import load_gguf
-from redrafter_mlx.weights.precision import Precision, check_quantize, convert, stored_bits
+from redrafter_mlx.weights.precision import (
+    Precision,
+    check_quantize,
+    convert,
+    dequantise,
+    packed_layers,
+    stored_bits,
+)
 from redrafter_mlx.weights.quantised_cache import keep_quantised, quantised_file, use_quantised
 from redrafter_mlx.weights.raw_model import RawModel
 from redrafter_mlx.weights.resolve import LocalModel, resolve
@@ -81,6 +90,8 @@ def load_target(
         raise DamagedFileError(f"{error}; run: {local.remedy}") from error
     except OSError as error:
         raise DamagedFileError(f"{local.path} cannot be read: {error.strerror or error}") from error
+    except MemoryError as error:
+        raise BadInputError(f"{local.name} cannot be brought into memory: {error}") from error
 
 
 def _load(
@@ -96,7 +107,7 @@ def _load(
         raw = load_gguf(local.path, progress)
     else:
         raw = load_folder(local.path, local.name)
-    Target(raw.model)  # refuses what cannot be a target, before its weights are read
+    _check_target(raw, local.path)
     with ThreadPoolExecutor(1) as beside:  # MLX and NumPy need no interpreter while they work
         tokenizer = beside.submit(raw.read_tokenizer)
         precision, sharing = _read_weights(local, raw, dtype, quantize, ranks)
@@ -114,11 +125,29 @@ def _load(
     return LoadedTarget(raw.model, tokenizer.result(), source, mirror)
 
 
+def _check_target(raw: RawModel, path: Path) -> None:
+    """Refuse what cannot be a target, before its weights are read.
+
+    Raises:
+      UnsupportedModelError: trees cannot be verified with this architecture
+      DamagedFileError: the model cannot even be called, such as with a rotary base that is a text
+    """
+    try:
+        Target(raw.model)
+    except RedrafterError:
+        raise
+    except Exception as error:  # architectures raise errors of any type on wrong settings
+        text = f"{path} describes a model that cannot be called: {' '.join(str(error).split())}"
+        raise DamagedFileError(f"{text:.300}") from error
+
+
 def _read_weights(
     local: LocalModel, raw: RawModel, dtype: DType, quantize: int | None, ranks: Ranks | None
 ) -> tuple[Precision, Sharing | None]:
     """Bring the weights into memory, in the form that the options ask for."""
     quantises = quantize is not None and stored_bits(raw.model) is None
+    # NumPy takes whole layers, of which a rank wants only its share.
+    packed = packed_layers(raw.model) if ranks is None else {}
     precision = convert(raw.model, dtype, quantize, raw.stored)
     kept = None
     if quantises:
@@ -127,7 +156,9 @@ def _read_weights(
     sharing = None if ranks is None else shard(raw.model, raw.model_type, ranks.group)
     size, shared = nbytes_of(raw.model), ranks is not None
     check_load(local.name, local.path, size, this_machine(), shared=shared)
+    _check_allocation(size)
     try:
+        dequantise(raw.model, packed)
         mx.eval(raw.model.parameters())
     except RuntimeError as error:
         reason = device_failure(error) or " ".join(str(error).split())
@@ -135,3 +166,12 @@ def _read_weights(
     if kept is not None and not is_kept and ranks is None:
         keep_quantised(raw.model, kept)
     return precision, sharing
+
+
+def _check_allocation(nbytes: int) -> None:
+    """Raise MemoryError if a CPU's process may not take `nbytes`, such as under `ulimit -v`.
+
+    MLX, which would take them, ends the process instead of raising an error.
+    """
+    if backend() == "cpu":
+        np.empty(nbytes, np.uint8)  # takes addresses, but no memory while nothing is written

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from redrafter_mlx.errors import BadInputError
+
 _MLX_CANNOT_WRITE = ("[write]", "[save_safetensors]")
 
 
@@ -45,18 +47,18 @@ def flush_to_disk(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, taken: str) -> Iterator[None]:
     """Hold a lock on a folder or file, which nothing but `locked` respects.
 
-    Raises BlockingIOError if another process holds it. Where the file system has no locks, there
-    is none.
+    Raises BadInputError, with the text `taken`, if another process holds it. Where the file
+    system has no locks, there is none.
     """
     file = os.open(path, os.O_RDONLY)
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise
+            raise BadInputError(taken) from None
         except OSError:  # a network's file system
             pass
         yield

@@ -226,7 +226,7 @@ def load_eagle_three(files: DrafterFiles, target: Target) -> EagleDrafter:
 
 def _load(name: str, files: DrafterFiles, target: Target, network: EagleNetwork) -> EagleDrafter:
     """Load the drafter from its files; DamagedFileError names what they lack."""
-    stored = {network_name(n): array for n, array in files.tensors.read().items()}
+    stored = files.read(network_name)
     vocabulary = _vocabulary(network.config, stored, files)
     own = {n: array for n, array in stored.items() if of_network(n, network.config)}
     fill(network, own, files, target.dtype)

@@ -163,7 +163,7 @@ def load_speculator(files: DrafterFiles, target: Target) -> SpeculatorDrafter:
     config = speculator_config(files)
     check_pair(config.hidden_size, target.hidden_size, "hidden size")
     check_pair(config.vocab_size, target.vocab_size, "vocabulary")
-    tensors = {n.removeprefix(_PREFIX): array for n, array in files.tensors.read().items()}
+    tensors = files.read(lambda name: name.removeprefix(_PREFIX))
     if config.tie_weights:
         tensors = {n: a for n, a in tensors.items() if not _COPY_OF_TIED.match(n)}
     network = SpeculatorNetwork(config)
