@@ -55,7 +55,8 @@ def command(
     if raw and generation.thinking is not None:
         raise BadInputError("--thinking needs the chat template; leave out --raw or --thinking")
     asked = read_prompt(prompt, system, raw)
-    loaded = opt.load_model(loading if generation.draft else replace(loading, drafter="none"))
+    loading = loading if generation.draft else replace(loading, drafter="none")
+    loaded = opt.load_model(loading, warm_up=False)  # only one answer will come
     terminal = Terminal.standard()
     if loaded.drafter_note:
         terminal.note(loaded.drafter_note)

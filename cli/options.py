@@ -184,12 +184,14 @@ Json = Annotated[bool, Flag("Print one JSON object.", names=("--json",))]
 System = Annotated[str | None, Flag("The system message.", "TEXT")]
 
 
-def load_model(options: ModelOptions, engine: EngineOptions | None = None) -> Redrafter:
+def load_model(
+    options: ModelOptions, engine: EngineOptions | None = None, *, warm_up: bool = True
+) -> Redrafter:
     """Load target and drafter with progress on stderr."""
     with progress_bars(f"loading {options.model or 'the model'}") as progress:
         from redrafter_mlx.loading.load import load
 
-        return load(**vars(options), progress=progress, engine=engine)
+        return load(**vars(options), progress=progress, engine=engine, warm_up=warm_up)
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

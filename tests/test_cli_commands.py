@@ -67,7 +67,7 @@ class FakeModel:
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> FakeModel:
     fake = FakeModel()
-    monkeypatch.setattr(options, "load_model", lambda *_: fake)
+    monkeypatch.setattr(options, "load_model", lambda *_, **__: fake)
     return fake
 
 
@@ -211,7 +211,7 @@ def test_what_a_user_can_cause_never_shows_a_traceback(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise raised
 
     monkeypatch.setattr(options, "load_model", fail)
@@ -223,7 +223,7 @@ def test_what_a_user_can_cause_never_shows_a_traceback(
 
 
 def test_a_defect_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("ours")
 
     monkeypatch.setattr(options, "load_model", fail)

@@ -59,13 +59,13 @@ def test_all_that_computes_beside_an_engine_does_so_in_its_thread(
     model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread would get workers of its own from the BLAS, and all would sleep and wake."""
-    checks = recorded(monkeypatch, "redrafter_mlx.engine.engine.check_trees")
+    checks = recorded(monkeypatch, "redrafter_mlx.engine.exactness.check_trees")
     times: list[int] = []
     loops = recorded(monkeypatch, "redrafter_mlx.bench.measure.methods.make_sampler")
     batches = recorded(monkeypatch, "redrafter_mlx.bench.measure.batches.PlainBatch")
     redrafter = make(model)
     monkeypatch.setattr(redrafter.tuning, "measure", lambda *_: times.append(threading.get_ident()))
-    redrafter.warm_up()
+    redrafter.check()
     redrafter.measure()
     Runner({None: redrafter}).run(Method("mlx-lm"), PROMPT, 3, 0)
     BatchRunner({None: redrafter}).run(Method("mlx-lm"), [PROMPT, PROMPT], 3, 0)

@@ -219,7 +219,7 @@ def test_a_quantised_folder_that_is_too_large_is_refused_before_it_is_dequantise
     monkeypatch.setattr("redrafter_mlx.weights.precision.backend", lambda: "cpu")
     here = replace(this_machine(), working_set=1000, on_cpu=True)
     monkeypatch.setattr("redrafter_mlx.loading.target.this_machine", lambda: here)
-    monkeypatch.setattr("redrafter_mlx.weights.precision._unpacked", lambda _: 1 / 0)
+    monkeypatch.setattr("redrafter_mlx.weights.precision._unpack", lambda *_: 1 / 0)
     with pytest.raises(TooLargeError, match="the weights of"):
         load_target(_quantized(tmp_path, tokenizer_json, 4))
 

@@ -673,7 +673,7 @@ def shell(
     assert bench.asked == 0
 
     def run(*arguments: str) -> int:
-        monkeypatch.setattr(options, "load_model", lambda *_: loaded)
+        monkeypatch.setattr(options, "load_model", lambda *_, **__: loaded)
         return main.run(list(arguments))
 
     return run

@@ -28,6 +28,9 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.weights.fit.model_size import GROUP_SIZE
 
+_BLOCK = 8192
+"""Groups that are dequantised at once: few enough for a processor's cache."""
+
 
 @dataclass(frozen=True)
 class Precision:
@@ -100,15 +103,21 @@ def dequantise(model: nn.Module, packed: dict[str, nn.Module]) -> None:
 
     packed: what `packed_layers` returned before the conversion; emptied, as the memory is needed
     """
-    for path, module in model.named_modules():
-        if path in packed and "scales" not in module:
-            module.weight = _unpacked(packed.pop(path)).astype(module.weight.dtype)
+    layers = {
+        path: module
+        for path, module in model.named_modules()
+        if path in packed and "scales" not in module
+    }
+    weights = {path: mx.zeros(module.weight.shape) for path, module in layers.items()}
+    mx.async_eval(weights)  # new memory takes as long as the numbers
+    for path, module in layers.items():
+        _unpack(packed.pop(path), weights[path])
+        module.weight = weights.pop(path).astype(module.weight.dtype)
 
 
-def _unpacked(module: nn.Module) -> mx.array:
-    """Return the weights of a layer quantised to 4 or 8 bits, in float32."""
+def _unpack(module: nn.Module, weights: mx.array) -> None:
+    """Write the weights of a layer quantised to 4 or 8 bits into float32 `weights`."""
     groups = module.scales.size
-    weights = mx.zeros((*module.scales.shape[:-1], module.scales.shape[-1] * module.group_size))
     scales, biases, packed = (
         np.array(mx.contiguous(array), copy=False).reshape(groups, -1)
         for array in (
@@ -117,14 +126,15 @@ def _unpacked(module: nn.Module) -> mx.array:
     )  # fmt: skip
     codes = packed.view(np.uint8)
     out = np.array(weights, copy=False).reshape(groups, -1)  # a view: what it gets, weights get
-    if module.bits == 8:
-        out[:] = codes
-    else:
-        np.bitwise_and(codes, 15, out=out[:, 0::2], casting="unsafe")
-        np.right_shift(codes, 4, out=out[:, 1::2], casting="unsafe")
-    out *= scales
-    out += biases
-    return weights
+    for begin in range(0, groups, _BLOCK):
+        part = slice(begin, begin + _BLOCK)
+        if module.bits == 8:
+            out[part] = codes[part]
+        else:
+            np.bitwise_and(codes[part], 15, out=out[part, 0::2], casting="unsafe")
+            np.right_shift(codes[part], 4, out=out[part, 1::2], casting="unsafe")
+        out[part] *= scales[part]
+        out[part] += biases[part]
 
 
 def quantize_layers(model: nn.Module, bits: int, option: str = "quantize") -> None:

@@ -24,6 +24,7 @@ from redrafter_mlx.distributed.mirror import Mirror, MirroredTarget
 from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.drafting.registry import find_drafting
 from redrafter_mlx.engine.compute_thread import ComputeThread
+from redrafter_mlx.engine.exactness import check_once
 from redrafter_mlx.engine.listening import aresponses, responses
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
@@ -44,7 +45,6 @@ from redrafter_mlx.runtime.process import MLX_PROCESS
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.source import TargetSource
-from redrafter_mlx.target.tree_check import check_trees
 
 
 class Redrafter:
@@ -130,8 +130,8 @@ class Redrafter:
             return self._tree.shape
         return PLAIN if self.tuning is None else self.tuning.best_shape(by_clock=False)
 
-    def warm_up(self) -> None:
-        """Run every kernel once, and check that tree verification is exact for this model.
+    def check(self) -> None:
+        """Check that tree verification is exact for this model, see `check_once`.
 
         Raises UnsupportedModelError if it is not.
         """
@@ -139,9 +139,12 @@ class Redrafter:
 
         def check() -> None:
             with self.target.lock:
-                check_trees(self.target)
+                check_once(self.target)
 
         self.thread.run(check)
+
+    def warm_up(self) -> None:
+        """Run every kernel once."""
         shape = self.beam_shape
         self.generate(
             [0], max_tokens=4, beam_width=shape.width, beam_length=shape.length, cache_prompt=False

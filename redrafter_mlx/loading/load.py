@@ -32,6 +32,7 @@ def load(
     offline: bool = False,
     progress: Progress | None = None,
     engine: EngineOptions | None = None,
+    warm_up: bool = True,
 ) -> Redrafter:
     """Load a target with its drafter, warmed up and ready to answer.
 
@@ -50,6 +51,7 @@ def load(
       drafter_bits: quantise the drafter's weights to 4 or 8 bits; None leaves them as they are
       model, dtype, quantize, offline, progress: as in `load_target`
       engine: how many answers share the device, and how they take turns
+      warm_up: run every kernel once; otherwise the first answer does, which takes longer then
     Raises:
       RedrafterError: in one line, for every error that a user can cause
     """
@@ -69,7 +71,9 @@ def load(
         engine = engine or EngineOptions()
         if engine.memory_bytes is None:  # caches grow alike on all ranks
             engine = replace(engine, memory_bytes=max(size + free, 1))
-    return draft_with(named, loaded, offline=offline, progress=progress, engine=engine)
+    return draft_with(
+        named, loaded, offline=offline, progress=progress, engine=engine, warm_up=warm_up
+    )
 
 
 def draft_with(
@@ -80,8 +84,9 @@ def draft_with(
     progress: Progress | None = None,
     engine: EngineOptions | None = None,
     thread: ComputeThread | None = None,
+    warm_up: bool = True,
 ) -> Redrafter:
-    """Find the drafter for a target in memory, and warm up: the second half of `load`.
+    """Find the drafter for a target in memory, check, and warm up: the second half of `load`.
 
     thread: computes for other engines, too
     """
@@ -97,5 +102,7 @@ def draft_with(
         mirror=loaded.mirror,
         thread=thread,
     )
-    redrafter.warm_up()
+    redrafter.check()
+    if warm_up:
+        redrafter.warm_up()
     return redrafter

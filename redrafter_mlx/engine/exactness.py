@@ -1,0 +1,49 @@
+"""The check that trees are exact, taken once for each model and setup."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from pathlib import Path
+
+from redrafter_mlx import speculation, target
+from redrafter_mlx.autotune.profiler import setup_of
+from redrafter_mlx.runtime.atomic_write import write_private_text
+from redrafter_mlx.runtime.device import float32_is_exact
+from redrafter_mlx.runtime.paths import cache_dir
+from redrafter_mlx.target.fingerprint import values_hash
+from redrafter_mlx.target.model import Target
+from redrafter_mlx.target.tree_check import check_trees
+
+_COMPUTED_BY = (target, speculation)
+"""Our packages whose code the check runs."""
+
+
+def check_once(checked: Target) -> None:
+    """Run `check_trees`, unless it has passed before with the same model, machine and code.
+
+    What passed is recorded in our cache, one setup for each model; a cache that cannot be written
+    is no error. Raises as `check_trees`.
+    """
+    path = cache_dir() / "exact" / f"{values_hash(checked.model)}.json"
+    setup = _setup(checked)
+    with contextlib.suppress(OSError, ValueError):
+        if json.loads(path.read_text(encoding="utf-8")) == setup:
+            return
+    check_trees(checked)
+    with contextlib.suppress(OSError):
+        write_private_text(path, json.dumps(setup), durable=False)
+
+
+def _setup(checked: Target) -> dict[str, object]:
+    """Return all that the result depends on, except the values of the weights."""
+    digest = hashlib.sha256()
+    for package in _COMPUTED_BY:
+        for file in sorted(Path(package.__path__[0]).glob("*.py")):
+            digest.update(file.read_bytes())
+    return {
+        "setup": setup_of(checked.model, checked, "").path.stem,
+        "float32 is exact": float32_is_exact(),
+        "code": digest.hexdigest(),
+    }
