@@ -16,6 +16,8 @@ import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from redrafter_mlx.errors import UnsupportedModelError
+from redrafter_mlx.runtime.device import backend
+from redrafter_mlx.target.activations import with_fast_swiglu
 from redrafter_mlx.target.layer_cache import AttentionCache
 from redrafter_mlx.target.linear import LinearView
 from redrafter_mlx.target.rotary import Rotations
@@ -205,9 +207,11 @@ def find_embedding(backbone: nn.Module, model_type: str) -> nn.Module:
 def with_node_positions(module: nn.Module) -> tuple[nn.Module, Rotations, list[LinearView]]:
     """Copy the modules, sharing all arrays, with rotary embeddings that take node positions.
 
+    On a CPU, the copies compute SwiGLU by a faster function.
+
     Returns the copy, and the rotary embeddings and linear layers in it.
     """
-    rotations, found = Rotations(), list[LinearView]()
+    rotations, found, on_cpu = Rotations(), list[LinearView](), backend() == "cpu"
     copies: dict[int, object] = {}
 
     def visit(value: object, name: str) -> object:
@@ -221,6 +225,8 @@ def with_node_positions(module: nn.Module) -> tuple[nn.Module, Rotations, list[L
                 return found[-1]
             if id(value) not in copies:
                 clone = copies[id(value)] = copy.copy(value)
+                if on_cpu:
+                    clone.__class__ = with_fast_swiglu(type(value))
                 for key, child in list(value.items()):
                     setattr(clone, key, visit(child, key))
             return copies[id(value)]
