@@ -17,7 +17,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.runtime.device import backend
-from redrafter_mlx.target.activations import with_fast_swiglu
+from redrafter_mlx.target.fast_functions import with_fast_functions
 from redrafter_mlx.target.layer_cache import AttentionCache
 from redrafter_mlx.target.linear import LinearView
 from redrafter_mlx.target.rotary import Rotations
@@ -207,7 +207,7 @@ def find_embedding(backbone: nn.Module, model_type: str) -> nn.Module:
 def with_node_positions(module: nn.Module) -> tuple[nn.Module, Rotations, list[LinearView]]:
     """Copy the modules, sharing all arrays, with rotary embeddings that take node positions.
 
-    On a CPU, the copies compute SwiGLU by a faster function.
+    On a CPU, the copies compute attention and SwiGLU by faster functions.
 
     Returns the copy, and the rotary embeddings and linear layers in it.
     """
@@ -226,7 +226,7 @@ def with_node_positions(module: nn.Module) -> tuple[nn.Module, Rotations, list[L
             if id(value) not in copies:
                 clone = copies[id(value)] = copy.copy(value)
                 if on_cpu:
-                    clone.__class__ = with_fast_swiglu(type(value))
+                    clone.__class__ = with_fast_functions(type(value))
                 for key, child in list(value.items()):
                     setattr(clone, key, visit(child, key))
             return copies[id(value)]
