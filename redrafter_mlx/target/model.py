@@ -2,7 +2,8 @@
 
 An mlx-lm attention layer needs three things from its cache: rotary positions (`offset`), a mask
 (`make_mask`), and keys and values (`update_and_fetch`). `TreeCache` provides all three for a tree,
-so the layers run unchanged. Only rotary embeddings need a wrapper (`target/rotary.py`).
+so the layers run unchanged. Only rotary embeddings need a wrapper (`target/rotary.py`). On a CPU,
+attention and SwiGLU are faster functions (`target/fast_functions.py`).
 
 The caller's model object is never changed: `Target` works on a copy of its module tree that
 shares every array.
