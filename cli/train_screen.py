@@ -80,6 +80,8 @@ def run_training(job: TrainingJob, *, dry_run: bool, hours: float | None) -> Non
 
 def _train(run: TrainingRun, console: Console, schedule: Schedule | None) -> None:
     """Run all stages from the corpus on."""
+    # A finished run, whose time is over as this one begins, is timed with all questions again.
+    over = schedule.is_over if schedule is not None and not schedule.is_over() else lambda: False
     with _timed(schedule):
         try:
             corpus = _write(run, console, schedule)
@@ -98,7 +100,7 @@ def _train(run: TrainingRun, console: Console, schedule: Schedule | None) -> Non
             _say_goodbye(console, "the training so far is saved")
         prompts = run.measured_prompts()
         with _stage(console, "timing beside plain decoding", "questions", len(prompts)) as update:
-            rows = run.measure(prompts, update, schedule.is_over if schedule else lambda: False)
+            rows = run.measure(prompts, update, over)
     if note := run.finish(rows):
         console.print(note)
     _print_verdict(run, rows)

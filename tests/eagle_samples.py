@@ -27,6 +27,8 @@ class Sample:
     nested: as in speculators' files, where the decoder layer's keys have a section of their own
     prefix: prefix of the first layer's tensors
     copied_head: its output layer is a frozen copy of the target's, which is used instead
+    scale:  spread of random weights; nothing norms what EAGLE's first layer returns, so that with
+            larger weights rounding alone grows to 1e-4 of the logits in its second
     """
 
     form: int = 3
@@ -43,6 +45,7 @@ class Sample:
     embedding: bool = False
     own_head: bool = True
     copied_head: bool = False
+    scale: float = 1.5
 
 
 NATIVE = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "bias": False}
@@ -113,7 +116,9 @@ SAMPLES = {
         form=1, features=1, config={"bias": False, "qkv_bias": True}, own_head=False,
         biases=("q_proj", "k_proj", "v_proj"), embedding=True,
     ),
-    "EAGLE, two layers": Sample(form=1, features=1, n_layers=2, embedding=True, own_head=False),
+    "EAGLE, two layers": Sample(
+        form=1, features=1, n_layers=2, embedding=True, own_head=False, scale=1.0,
+    ),
 }  # fmt: skip
 
 
@@ -123,7 +128,7 @@ def random_tensors(sample: Sample, seed: int = 0) -> Tensors:
     H, size = sample.hidden_size, sample.head_size
 
     def matrix(rows: int, columns: int) -> np.ndarray:
-        return rng.normal(size=(rows, columns)) * 1.5 / math.sqrt(columns)
+        return rng.normal(size=(rows, columns)) * sample.scale / math.sqrt(columns)
 
     def norm(width: int) -> np.ndarray:
         return rng.uniform(0.5, 1.5, size=(width,))

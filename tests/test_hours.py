@@ -22,8 +22,10 @@ from waiting import wait_for
 
 from redrafter_mlx.cli import main
 from redrafter_mlx.distill.estimate import Estimate, largest_trial
+from redrafter_mlx.distill.evaluation.speed import MeasuredRow
 from redrafter_mlx.distill.hours import HOURS, BlockSize, Pace, Schedule, final_plan, first_plan
 from redrafter_mlx.distill.job import TrainingJob
+from redrafter_mlx.distill.run import TrainingRun
 from redrafter_mlx.distill.training.trainer import Evaluation, Step
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.runtime.awake import kept_awake
@@ -301,6 +303,21 @@ def test_train_hours_ends_with_a_drafter_and_resumes_as_the_same_run(
     before = (output / "model.safetensors").read_bytes()
     assert main.run(asked) == 0
     assert (output / "model.safetensors").read_bytes() == before
+    (output / HOURS).write_text(json.dumps({**plan, "spent": 3600.0}))
+    hurried, honest = [], TrainingRun.measure
+
+    def measure(
+        run: TrainingRun,
+        prompts: list[list[int]],
+        done: Callable[[int], None],
+        stop: Callable[[], bool],
+    ) -> list[MeasuredRow]:
+        hurried.append(stop())
+        return honest(run, prompts, done, stop)
+
+    monkeypatch.setattr(TrainingRun, "measure", measure)
+    assert main.run(asked) == 0
+    assert hurried == [False], "a finished run is timed with all its questions again"
     capsys.readouterr()
     assert main.run([*asked[:-1], "5"]) == 1
     assert "not 5" in unwrapped(capsys.readouterr().err)

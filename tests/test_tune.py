@@ -686,7 +686,7 @@ def test_tune_prints_the_curves_the_cliff_the_shape_and_the_file(
     out = capsys.readouterr().out
     assert "   8          21.60          25.92   cliff: one row more costs 94%" in out
     assert out.count("cliff:") == 1
-    assert "+0.50 ms plain, +1.00 ms with one beam, +1.00 ms with several" in out
+    assert "+0.50 ms (+2%) plain, +1.00 ms (+4%) with one beam, +1.00 ms (+4%) with" in out
     assert "drafts W " in out
     assert "times the speed of plain decoding" in out
     (kept,) = (tmp_path / "costs").glob("*.json")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from redrafter_mlx.autotune.cost_model import CostModel
+from redrafter_mlx.autotune.cost_model import OVERHEADS, CostModel
 from redrafter_mlx.bench.show.plot import check_plot, save_figure
+
+_KINDS = ("plain", "with one beam", "with several")
+"""The kinds of steps whose overheads are measured, in the order of `OVERHEADS`."""
 
 
 def describe_curves(costs: CostModel) -> str:
@@ -25,13 +28,21 @@ def describe_curves(costs: CostModel) -> str:
         lines.append(f"{width:>5} " + "".join(f"{times.get(n, ''):>9}" for n in lengths).rstrip())
     lines += [
         "",
-        f"a step beside its calls: {1e3 * costs.plain_overhead:+.2f} ms plain, "
-        f"{1e3 * costs.chain_overhead:+.2f} ms with one beam, "
-        f"{1e3 * costs.tree_overhead:+.2f} ms with several"
-        + ("; plain, the host works ahead" if costs.plain_overhead < 0 else ""),
+        _beside_its_calls(costs),
         f"measurements of the same thing differ by {costs.spread:.0%}, typically",
     ]
     return "\n".join(lines)
+
+
+def _beside_its_calls(costs: CostModel) -> str:
+    """Return what a step takes beside both models' calls, and that as a share of the step."""
+    found = (costs.plain_overhead, costs.chain_overhead, costs.tree_overhead)
+    parts = []
+    for shape, seconds, what in zip(OVERHEADS, found, _KINDS, strict=True):
+        share = seconds / costs.step(shape, costs.short_context)
+        parts.append(f"{1e3 * seconds:+.2f} ms ({share:+.0%}) {what}")
+    ahead = "; plain, the host works ahead" if costs.plain_overhead < 0 else ""
+    return f"a step beside its calls: {', '.join(parts)}{ahead}"
 
 
 def plot_curves(costs: CostModel, path: str | Path) -> None:

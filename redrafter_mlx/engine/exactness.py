@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import json
 from pathlib import Path
 
-from redrafter_mlx import speculation, target
 from redrafter_mlx.autotune.profiler import setup_of
 from redrafter_mlx.runtime.atomic_write import write_private_text
 from redrafter_mlx.runtime.device import float32_is_exact
 from redrafter_mlx.runtime.paths import cache_dir
+from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target.fingerprint import values_hash
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.tree_check import check_trees
 
-_COMPUTED_BY = (target, speculation)
-"""Our packages whose code the check runs."""
+_COMPUTED_BY = tuple(Path(inspect.getfile(part)).parent for part in (Target, TokenTree))
+"""The folders of our code that the check runs."""
 
 
 def check_once(checked: Target) -> None:
@@ -39,8 +40,8 @@ def check_once(checked: Target) -> None:
 def _setup(checked: Target) -> dict[str, object]:
     """Return all that the result depends on, except the values of the weights."""
     digest = hashlib.sha256()
-    for package in _COMPUTED_BY:
-        for file in sorted(Path(package.__path__[0]).glob("*.py")):
+    for folder in _COMPUTED_BY:
+        for file in sorted(folder.glob("*.py")):
             digest.update(file.read_bytes())
     return {
         "setup": setup_of(checked.model, checked, "").path.stem,

@@ -41,7 +41,7 @@ _MANTISSA, _BIAS = 2**23, 127
 _FEW_SCORES = 10_000
 """With fewer scores [B, H, N, T], MLX's own attention is faster: it launches fewer operations."""
 
-_MOST_SCORES = 500_000
+_MOST_SCORES = 250_000
 """Scores that are held at once: they are written several times, so they should fit into a cache."""
 
 
