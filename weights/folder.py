@@ -29,7 +29,7 @@ from redrafter_mlx.weights.files.folder import (
     read_config,
     read_headers,
 )
-from redrafter_mlx.weights.raw_model import RawModel, context_length, top_level_rope
+from redrafter_mlx.weights.raw_model import RawModel, context_length, is_unknown, top_level_rope
 from redrafter_mlx.weights.spm import USER_DEFINED, Pieces, read_pieces, spm_tokenizer
 
 _HEADS = "medusa_head."
@@ -75,8 +75,7 @@ def _load_model(
         )
     except Exception as error:  # architectures raise errors of any type on a foreign checkpoint
         text = f"{folder} cannot be loaded: {' '.join(str(error).split()):.200}"
-        unknown = str(error).endswith(" not supported.")  # not that of MLX for odd arrays
-        raise (UnsupportedModelError if unknown else DamagedFileError)(text) from error
+        raise (UnsupportedModelError if is_unknown(error) else DamagedFileError)(text) from error
     _check_types(model, folder)
     return model, config
 

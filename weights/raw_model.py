@@ -64,6 +64,11 @@ def context_length(config: Mapping[str, object]) -> int | None:
     return max(length, int(scaled))
 
 
+def is_unknown(error: Exception) -> bool:
+    """Whether mlx-lm's error says that it has no such architecture; MLX's are about odd arrays."""
+    return str(error).endswith(" not supported.")
+
+
 def top_level_rope(config: Mapping[str, object]) -> dict[str, object]:
     """Return what `rope_parameters` holds, under the top-level keys that older files have.
 

@@ -56,12 +56,12 @@ class DrafterFiles:
         """
         found: dict[str, mx.array] = {}
         for name, array in self.tensors.read().items():
-            if own_name(name) in found:
+            own = own_name(name)
+            if own in found:
                 raise DamagedFileError(
-                    f"{self.tensors.path} holds {own_name(name)} under several names, "
-                    f"one of which is {name}"
+                    f"{self.tensors.path} holds {own} under several names, one of which is {name}"
                 )
-            found[own_name(name)] = array
+            found[own] = array
         return found
 
     def integer(

@@ -12,7 +12,7 @@ from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.hub import MOST_DRAFTER_LAYERS
-from redrafter_mlx.weights.raw_model import top_level_rope
+from redrafter_mlx.weights.raw_model import is_unknown, top_level_rope
 
 
 def check_supported(config: Path) -> None:
@@ -37,7 +37,7 @@ def check_supported(config: Path) -> None:
     except UnsupportedModelError:
         raise
     except Exception as error:  # architectures raise errors of any type on a foreign configuration
-        if "not supported" in str(error):
+        if is_unknown(error):
             raise UnsupportedModelError(
                 f"mlx-lm has no architecture {str(stored.get('model_type'))!r:.80}"
             ) from error

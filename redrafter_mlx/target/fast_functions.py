@@ -80,14 +80,14 @@ def attention(
     """
     B, H, N, _ = queries.shape
     T = keys.shape[2]
-    if isinstance(mask, str):
-        mask = mx.arange(T) <= mx.arange(T - N, T)[:, None]
-    known = mask is None or mask.dtype == mx.bool_
+    known = mask is None or isinstance(mask, str) or mask.dtype == mx.bool_
     if B * H * N * T < _FEW_SCORES or not known or queries.dtype != mx.float32 or sinks is not None:
         out: mx.array = base.scaled_dot_product_attention(
             queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
         )
         return out
+    if isinstance(mask, str):
+        mask = mx.arange(T) <= mx.arange(T - N, T)[:, None]
     rows = max(1, _MOST_SCORES // (B * H * T))
     if mask is not None:
         mask = mx.broadcast_to(mask, (*mask.shape[:-2], N, T))
