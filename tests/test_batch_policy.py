@@ -233,7 +233,7 @@ def test_the_chosen_shape_is_the_best_of_all_within_three_percent(batch: int) ->
     """Acceptance is known; compared with every width, length and capacity."""
     for costs in (LINEAR, CLIFF):
         texts = [Text(0.8, i) for i in range(batch)]
-        chosen = decode(costs, texts, 200)[100:]
+        chosen = decode(costs, texts, 600)[300:]  # shapes that differ by 5% alternate
         best = max(
             batch * texts[0].tokens(s) / costs.step(s, 128, batch) for s in every_shape(4, 8)
         )
@@ -250,8 +250,8 @@ def test_the_largest_batch_decides_and_a_row_that_leaves_frees_its_share() -> No
 
 def test_what_was_not_measured_costs_in_proportion_to_the_last_that_was() -> None:
     known = machine(cliff(8))
-    assert known.verify(16, 128, 8) == pytest.approx(4 * known.verify(32, 128))
-    assert known.verify(2, 128, 8) == known.verify(16, 128)
+    assert known.verify(16, 16, 8) == pytest.approx(4 * known.verify(32, 128))
+    assert known.verify(2, 16, 8) == known.verify(16, 128)
     assert known.drafting(4, 4, 8) == pytest.approx(8 * known.drafting(4, 4))
     assert known.drafting(1, 4, 4) == known.drafting(4, 4)
     assert known.most_nodes == FREE.most_nodes == 32
@@ -260,6 +260,9 @@ def test_what_was_not_measured_costs_in_proportion_to_the_last_that_was() -> Non
 def test_attention_is_paid_by_every_row_up_to_the_longest() -> None:
     added = LINEAR.verify(4, 2048) - LINEAR.verify(4, 128)
     assert LINEAR.verify(4, 2048, 8) - LINEAR.verify(4, 128, 8) == pytest.approx(8 * added)
+    # 1,024 tokens of eight short texts are as many as those of one long text.
+    of_seven = LINEAR.verify(4, 8 * 128) - LINEAR.verify(4, 128)
+    assert LINEAR.verify(4, 128, 8) - LINEAR.verify(32, 128) == pytest.approx(of_seven)
     policies = [BatchPolicy(LINEAR, AcceptanceStatistics([BeamShape(1, 3)])) for _ in range(2)]
     for policy, lengths in zip(policies, ([128, 4096], [4096, 4096]), strict=True):
         policy.next_shape([sequence(n) for n in lengths])

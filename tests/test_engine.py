@@ -7,9 +7,11 @@ import gc
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -36,6 +38,7 @@ from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.request import Answer, Request
 from redrafter_mlx.errors import BadInputError, BusyError, EngineFailedError
 from redrafter_mlx.runtime.blas import BLAS
+from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target.kv_cache import CAPACITY_STEP
 from redrafter_mlx.verification import verify
@@ -97,6 +100,29 @@ def test_an_answer_cancelled_between_two_looks_at_it_ends(
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """While answers run, prompts are read in the smallest chunks."""
     monkeypatch.setattr("redrafter_mlx.engine.prompt_reader._PREFILL_SECONDS", 1e-6)
+
+
+@pytest.mark.skipif(backend() != "cpu", reason="a GPU reads the chunk beside the step")
+def test_the_steps_between_chunks_do_not_make_them_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Running answers wait for a chunk; their own step takes its time anyway."""
+    advance = Batch.advance
+
+    def slow(batch: Batch) -> Advanced:
+        time.sleep(0.1)
+        return advance(batch)
+
+    redrafter = Redrafter(byte_model(), byte_tokenizer())
+    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
+    next(running)
+    monkeypatch.setattr(Batch, "advance", slow)
+    read: list[int] = []
+    prompt = [n % 90 for n in range(400)]
+    next(redrafter.stream(prompt, max_tokens=1, on_prefill=lambda done, _: read.append(done)))
+    chunks = [after - before for before, after in pairwise([0, *read])]
+    assert chunks[0] == 32, "until the speed is known"
+    assert chunks[1] > 80, "as many as in 0.25 s, if the first 32 took 0.1 s"
+    running.close()
+    redrafter.close()
 
 
 class Calls:

@@ -14,6 +14,7 @@ from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.target.adapter import with_node_positions
 from redrafter_mlx.target.fast_functions import (
     _FEW_SCORES,
+    _parts_of_exp,
     attention,
     swiglu,
     with_fast_functions,
@@ -99,6 +100,17 @@ def test_attention_is_softmax_to_rounding_in_float32(kind: str, spread: float) -
     error = np.abs(np.array(found) - wanted).max()
     assert error <= 3 * np.abs(np.array(theirs) - wanted).max() + 2e-7
     assert error < 3e-5
+
+
+def test_unseen_keys_weigh_nothing_and_slow_nothing_down() -> None:
+    """Products of values with subnormal weights take many times as long on Intel's processors."""
+    scores = mx.array([0.0, -1e3, mx.finfo(mx.float32).min])
+    fraction, power = _parts_of_exp(scores, mx.max(scores))
+    seen, *unseen = (fraction * power.view(mx.float32)).tolist()
+    assert seen == 1.0
+    for weight in unseen:
+        assert weight * 2**-40 >= np.finfo(np.float32).tiny
+        assert np.float32(seen) + np.float32(weight * 2**50) == seen
 
 
 def test_attention_holds_few_scores_at_once() -> None:

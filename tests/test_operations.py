@@ -21,6 +21,7 @@ from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import pack_beam
+from redrafter_mlx.target.cache_slots import concatenate_padded
 from redrafter_mlx.target.model import Target
 
 _VIEWS = {
@@ -150,3 +151,10 @@ def test_a_level_of_drafts_launches_as_much_as_any_other(width: int, level: int)
     rises = {after - before for before, after in pairwise(counts)}
     assert len(rises) == 1
     assert rises.pop() <= level
+
+
+def test_joining_caches_of_one_size_copies_each_buffer_once() -> None:
+    """MLX would copy them again to pad them by nothing."""
+    equal, longer = mx.zeros((2, 1, 8, 4)), mx.zeros((1, 1, 16, 4))
+    assert launched([concatenate_padded([equal, equal[:1] + 1])])["Pad"] == 0
+    assert launched([concatenate_padded([equal, longer])])["Pad"] == 1

@@ -185,6 +185,17 @@ def test_what_was_learned_of_other_predictions_is_kept() -> None:
     assert times.slowness(2) == 1.0
 
 
+def test_batches_of_about_the_same_size_are_timed_together() -> None:
+    """Where answers come and go, no size has enough steps of its own; a restart changes nothing."""
+    times = StepTimes()
+    for batch in (5, 6, 8, 7) * 8:
+        times.learn(1, 1.0, 1.0, batch)
+        times.learn(2, 1.0, 1.25, batch)
+    for known in (times, StepTimes.from_record(times.to_record())):
+        assert [known.correction(2, batch) for batch in range(4, 10)] == [1, *[1.25] * 4, 1]
+        assert [known.known(2, batch) for batch in (1, 2, 4, 5, 9)] == [False] * 3 + [True, False]
+
+
 def test_a_plain_step_that_was_due_and_not_timed_is_repeated_once() -> None:
     """It is the first of its size in a longer text, and compiles its graph."""
     times = StepTimes()

@@ -28,7 +28,7 @@ from redrafter_mlx.autotune.copy_choice import CopyTree, Drafted, best_copies
 from redrafter_mlx.autotune.cost_model import CostModel
 from redrafter_mlx.autotune.probe_budget import ProbeBudget
 from redrafter_mlx.autotune.shape_costs import ShapeCosts
-from redrafter_mlx.autotune.step_times import StepTimes
+from redrafter_mlx.autotune.step_times import StepTimes, size_class
 from redrafter_mlx.config import MAX_BEAM_LENGTH, PLAIN, BeamShape
 from redrafter_mlx.decoding.copies import CopyPlan
 from redrafter_mlx.decoding.prefix_cache import common_prefix
@@ -100,7 +100,7 @@ class BatchPolicy:
         self._budget = budget or ProbeBudget()
         self._tokens = np.ones(len(self.shapes))  # per row
         self._best = self._probed = 0  # indices of shapes
-        self._plain_steps: Counter[int] = Counter()  # to be timed, by batch size
+        self._plain_steps: Counter[int] = Counter()  # to be timed, by class of batch sizes
         self._probes: deque[BeamShape] = deque()  # unread
         self._stale = True
         self._copied: deque[_Copied] = deque()  # unread
@@ -288,8 +288,8 @@ class BatchPolicy:
             every = _PLAIN_SOON if self._times.surprised(batch) else _PLAIN_AGAIN
             return due(_PLAIN_EVERY if unsure else every, batch)
         if batch > 1:
-            self._plain_steps[batch] += 1
-            return self._plain_steps[batch] <= _MOST_PLAIN or due(_PLAIN_SELDOM, batch)
+            self._plain_steps[size_class(batch)] += 1
+            return self._plain_steps[size_class(batch)] <= _MOST_PLAIN or due(_PLAIN_SELDOM, batch)
         # Even a gain that seems sure may be that of a plain step timed while the machine was busy.
         sure = self._pace(self._best) >= _SURE_GAIN * self._pace(0)
         return due(_PLAIN_SELDOM if sure else _PLAIN_EVERY)

@@ -229,8 +229,8 @@ class CostModel:
         # More context never makes a call cheaper: measurements that say so are noise.
         extra = [max(seconds - _at(self.short, rows), 0.0) for rows, seconds in self.long]
         longer = float(np.interp(nodes, [rows for rows, _ in self.long], extra))
-        share = (context - self.short_context) / (self.long_context - self.short_context)
-        return _at(self.short, batch * nodes) + batch * longer * max(share, 0.0)
+        share = (batch * context - self.short_context) / (self.long_context - self.short_context)
+        return _at(self.short, batch * nodes) + longer * max(share, 0.0)
 
     def drafting(self, width: int, length: int, batch: int = 1) -> float:
         """Return the seconds of drafting and packing `width` beams of `length` tokens for each row.

@@ -38,8 +38,17 @@ expensive is forgotten, so that it is tried again. Not after each answer: many m
 one batch."""
 
 
+def size_class(batch: int) -> int:
+    """Return the largest batch size whose steps are compared with those of this one.
+
+    Sizes are taken together up to each power of two: 1, 2, 3 and 4, 5 to 8. What predictions miss
+    grows slowly with the size, and where requests come and go, few steps have the same one.
+    """
+    return 1 << (batch - 1).bit_length()
+
+
 class StepTimes:
-    """Step times relative to their predictions, separately for each number of batch rows."""
+    """Step times relative to their predictions, separately for each class of batch sizes."""
 
     def __init__(self) -> None:
         self._recent: dict[int, deque[tuple[int, float]]] = {}  # query rows, measured / predicted
@@ -54,6 +63,7 @@ class StepTimes:
 
     def learn(self, rows: int, predicted: float, seconds: float, batch: int = 1) -> None:
         """Record a step with `rows` query rows per batch row; NaN seconds are ignored."""
+        batch = size_class(batch)
         if rows == 1 and batch in self._due:
             self._due.discard(batch)
             if math.isnan(seconds):
@@ -87,6 +97,7 @@ class StepTimes:
 
     def slowness(self, batch: int = 1) -> float:
         """Return the recent ratio of measured to corrected seconds; NaN before the first step."""
+        batch = size_class(batch)
         recent = self._recent.get(batch, ())
         return statistics.median(
             [ratio / self.correction(rows, batch) for rows, ratio in recent] or [math.nan]
@@ -94,7 +105,7 @@ class StepTimes:
 
     def known(self, rows: int, batch: int = 1) -> bool:
         """Whether enough steps with `rows` query rows were recorded to correct their cost."""
-        return len(self._by_rows.get((batch, rows), ())) >= _ENOUGH
+        return len(self._by_rows.get((size_class(batch), rows), ())) >= _ENOUGH
 
     def correction(self, rows: int, batch: int = 1) -> float:
         """Return the factor on the predicted seconds of a step with `rows` query rows.
@@ -105,6 +116,7 @@ class StepTimes:
         """
         if rows == 1:
             return 1.0
+        batch = size_class(batch)
         return self._corrections.get(batch, {}).get(rows, self._others.get(batch, 1.0))
 
     def _samples(self, rows: int, batch: int) -> deque[float]:
@@ -148,6 +160,7 @@ class StepTimes:
         Steps with drafts alone cannot tell that drafts became more expensive (on a hot machine, or
         one without mains power) from a machine that became slower for all steps.
         """
+        batch = size_class(batch)
         self._since_plain[batch] += 1
         if batch in self._untimed:
             self._untimed.discard(batch)
@@ -160,7 +173,7 @@ class StepTimes:
 
     def surprised(self, batch: int = 1) -> bool:
         """Whether the last plain step took another time than the steps before it say."""
-        last = [*self._by_rows.get((batch, 1), ())][-1:]
+        last = [*self._by_rows.get((size_class(batch), 1), ())][-1:]
         return any(not 1 / _SURPRISE < ratio < _SURPRISE for ratio in last)
 
     def keep(self, unchanged: Callable[[int, int], bool]) -> None:
@@ -186,10 +199,10 @@ class StepTimes:
         """Read a record; raises ValueError, TypeError or KeyError if it cannot be corrections."""
         times = cls()
         for batch, rows, ratios in record["by_rows"]:
-            times._by_rows[int(batch), int(rows)] = _measured(ratios)
+            times._by_rows[size_class(int(batch)), int(rows)] = _measured(ratios)
         for batch, since, ratios in record["batches"]:
-            times._since_forgotten[int(batch)] = int(since) % _FORGET_EVERY
-            times._of_batches[int(batch)] = _measured(ratios)
+            times._since_forgotten[size_class(int(batch))] = int(since) % _FORGET_EVERY
+            times._of_batches[size_class(int(batch))] = _measured(ratios)
         for batch in {of for of, _ in times._by_rows} | {*times._of_batches}:
             times._find_corrections(batch)
         return times

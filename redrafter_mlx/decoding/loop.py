@@ -126,7 +126,7 @@ class Decoder:
         """
         drafts, target = state.drafts, state.cache.target
         hidden, logits = self.target.verify(
-            drafts.tree, target, state.length, bound, compiled=drafts.copied is None
+            drafts.tree, target, state.length, bound, compiled=drafts.usual_size
         )
         verdict = judge(state, logits, self._masks(state, constraints, logits))
         path, n_accepted = verdict.accepted.path, verdict.accepted.n_accepted

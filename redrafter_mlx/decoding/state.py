@@ -51,6 +51,11 @@ class Drafts(NamedTuple):
         """Whether no row has a draft: the trees are roots alone."""
         return all(row == RowDrafts(PLAIN) for row in self.rows)
 
+    @property
+    def usual_size(self) -> bool:
+        """Whether many steps have trees of this size: copies vary in length, batches in rows."""
+        return self.copied is None and len(self.rows) == 1
+
 
 @dataclass(frozen=True)
 class RowOptions:

@@ -13,6 +13,7 @@ from redrafter_mlx.decoding.row import Row
 from redrafter_mlx.engine.request import Answer
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.runtime.blas import BLAS
+from redrafter_mlx.runtime.device import backend
 
 _PREFILL_SECONDS = 0.25
 """Maximum time that running answers wait in a round while prompts are read."""
@@ -87,28 +88,36 @@ class PromptReader:
             reading.index_text()  # while the device computes
             self._tokens += size
             read.append(reading)
+        if backend() == "cpu":  # MLX has waited for nearly all of it while it submitted
+            self._wait(read)
         return read
 
     def end_round(self, read: Sequence[Reading]) -> list[Reading]:
-        """Measure a round and report its progress; return the answers whose prompts are done."""
+        """Report the progress of a round; return the answers whose prompts are done."""
+        if backend() != "cpu":
+            self._wait(read)
         sound = [reading for reading in read if reading.answer.error is None]
         unfinished = [reading for reading in sound if reading.prefill.left]
-        for reading in unfinished:
-            reading.prefill.wait()
-        if unfinished and self._tokens >= _LEAST_TOKENS:
-            self._speed = self._tokens / (time.perf_counter() - self._began)
         ended = [reading for reading in sound if reading.done]
         for reading in [*unfinished, *ended]:
             reading.answer.note_prefill(reading.prefill.position)
         self.reading = [reading for reading in self.reading if reading not in ended]
         return ended
 
+    def _wait(self, read: Sequence[Reading]) -> None:
+        """Wait for the chunks of prompts that have more of them, and measure their speed."""
+        unfinished = [one for one in read if one.prefill.left and one.answer.error is None]
+        for reading in unfinished:
+            reading.prefill.wait()
+        if unfinished and self._tokens >= _LEAST_TOKENS:
+            self._speed = self._tokens / (time.perf_counter() - self._began)
+
     def _room(self, alone: bool) -> int:
         """Return how many prompt tokens a round reads: running answers wait for them."""
         tokens = int(self._speed * _PREFILL_SECONDS)
         if alone:
             return max(_MOST_TOKENS, min(tokens, PREFILL_CHUNK))
-        return max(_LEAST_TOKENS, min(1 << tokens.bit_length() >> 1, _MOST_TOKENS))
+        return max(_LEAST_TOKENS, min(tokens, _MOST_TOKENS))
 
     def _next(self, read: Sequence[Reading]) -> Reading | None:
         """Return the next prompt to read, among those not in `read`: shortest and oldest in turn.

@@ -38,9 +38,10 @@ def round_up(n: int, step: int) -> int:
 def concatenate_padded(arrays: Sequence[mx.array]) -> mx.array:
     """Concatenate arrays [B, ...] along the batch; zeros pad the other axes to equal sizes."""
     largest = [max(sizes) for sizes in zip(*(a.shape[1:] for a in arrays), strict=True)]
-    return mx.concatenate(
-        [
-            mx.pad(a, [(0, 0), *((0, n - m) for n, m in zip(largest, a.shape[1:], strict=True))])
-            for a in arrays
-        ]
-    )
+
+    def padded(a: mx.array) -> mx.array:
+        missing = [n - m for n, m in zip(largest, a.shape[1:], strict=True)]
+        # MLX would copy an array to pad it by nothing.
+        return mx.pad(a, [(0, 0), *((0, n) for n in missing)]) if any(missing) else a
+
+    return mx.concatenate([padded(a) for a in arrays])

@@ -31,7 +31,11 @@ _POWER = (
 )  # fmt: skip
 """2**f is nearly this polynomial in f, from -0.5 to 0.5: fitted in the same way, leaves 3e-9."""
 
-_LOG2_E, _LEAST = 1.4426950408889634, -126.0
+_LOG2_E, _LEAST = 1.4426950408889634, -80.0
+"""2**_LEAST is the weight of a key that a query does not see. It vanishes beside a weight of 1. It
+is no smaller: where a block of a product has no other weights, sums would be subnormal, which
+take Intel's processors many times as long."""
+
 _ROUNDING = 1.5 * 2.0**23
 """Added to a float32 and subtracted again, it rounds to an integer."""
 

@@ -34,11 +34,12 @@ SPARE_STEP = 32
 """Copies of a cache, which nothing may be appended to for long, end at a multiple of this many
 slots."""
 
-EXTENT_STEPS = {"cpu": 32, "apple": CAPACITY_STEP, "cuda": 128}
+EXTENT_STEPS = {"cpu": 64, "apple": CAPACITY_STEP, "cuda": 128}
 """Attention reads the buffers up to the bound of the length, rounded up to a multiple of this many
 slots, or in long texts by up to an eighth: each extent needs its own compiled graph. A CPU computes
-attention over 100 slots too many for longer than it builds graphs. A GPU hardly notices them
-(Metal's kernel for few query rows reads no masked slot), and waits while the host builds."""
+attention over 32 slots too many for half a millisecond a row, and compiles a graph for 90; with
+hundreds too many it would take longer. A GPU hardly notices them (Metal's kernel for few query rows
+reads no masked slot), and waits while the host builds."""
 
 
 @dataclass(frozen=True)
