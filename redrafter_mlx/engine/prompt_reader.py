@@ -89,24 +89,22 @@ class PromptReader:
             self._tokens += size
             read.append(reading)
         if backend() == "cpu":  # MLX has waited for nearly all of it while it submitted
-            self._wait(read)
+            self._wait(_unfinished(read))
         return read
 
     def end_round(self, read: Sequence[Reading]) -> list[Reading]:
         """Report the progress of a round; return the answers whose prompts are done."""
+        unfinished = _unfinished(read)
         if backend() != "cpu":
-            self._wait(read)
-        sound = [reading for reading in read if reading.answer.error is None]
-        unfinished = [reading for reading in sound if reading.prefill.left]
-        ended = [reading for reading in sound if reading.done]
+            self._wait(unfinished)
+        ended = [reading for reading in read if reading.answer.error is None and reading.done]
         for reading in [*unfinished, *ended]:
             reading.answer.note_prefill(reading.prefill.position)
         self.reading = [reading for reading in self.reading if reading not in ended]
         return ended
 
-    def _wait(self, read: Sequence[Reading]) -> None:
+    def _wait(self, unfinished: Sequence[Reading]) -> None:
         """Wait for the chunks of prompts that have more of them, and measure their speed."""
-        unfinished = [one for one in read if one.prefill.left and one.answer.error is None]
         for reading in unfinished:
             reading.prefill.wait()
         if unfinished and self._tokens >= _LEAST_TOKENS:
@@ -131,3 +129,8 @@ class PromptReader:
         chosen = left[0] if self._oldest_next else shortest
         self._oldest_next = chosen is not left[0]
         return chosen
+
+
+def _unfinished(read: Sequence[Reading]) -> list[Reading]:
+    """Return the prompts that have more chunks, and no error."""
+    return [one for one in read if one.prefill.left and one.answer.error is None]
