@@ -47,6 +47,10 @@ _UNTIMED_FACTOR = 1.2
 model adds up calls that were timed for one tree, so such steps are probed, not chosen for a small
 gain."""
 
+_CHANGE = 0.4
+"""Minimum price of a single draft among plain steps, as a share of one: its graph is built for it
+alone, and plain steps are submitted ahead only among themselves. Its own step hardly shows that."""
+
 _SURE_GAIN, _PLAIN_EVERY, _PLAIN_SELDOM = 1.3, 8, 64
 """While drafts promise less than _SURE_GAIN, one step in _PLAIN_EVERY is plain, otherwise one in
 _PLAIN_SELDOM, until enough plain steps are timed: a profile may be wrong about one query row, whose
@@ -122,6 +126,8 @@ class BatchPolicy:
             return self.shapes[self._best]
         seconds = float(self._costs.seconds[self._best])
         price = float(self._costs.seconds[self._probed]) - seconds
+        if self._best == 0:
+            price = max(price, _CHANGE * seconds)
         if not self._budget.pays(price, seconds):
             return self.shapes[self._best]
         self._probes.append(self.shapes[self._probed])

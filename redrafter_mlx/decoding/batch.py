@@ -126,10 +126,10 @@ class Batch:
         """Read what every row has emitted, and submit the next step of the rows that continue."""
         shape = self._shape = self._shapes.next_shape(self.rows)
         drafted, target = [part.state.drafts for part in self._parts], self._decoder.target
-        compiled = target.compiled
+        slow = target.slow_calls
         before, following = self._build_ahead(shape)
-        if target.compiled > compiled:
-            self.skip_timing()  # compiling delayed the host's reading
+        if target.slow_calls > slow:
+            self.skip_timing()  # the host was late to read
         stepped = [row for row in self.rows if not row.fresh]
         if following is not None and self._waits_for_nothing():
             before = None  # MLX would copy buffers that have a second reference
@@ -152,7 +152,7 @@ class Batch:
                     self._clock.restart()  # among plain steps it would have been submitted before
                 alone = foreseen and not following.state.drafts.plain
                 self._submit(following, drafted, alone=alone)
-        if target.compiled > compiled:
+        if target.slow_calls > slow:
             self.skip_timing()  # the next step starts late, and a new graph is slow the first time
         learned = [row for row in stepped if row in results]
         self._shapes.learn(learned, [results[row] for row in learned])

@@ -69,6 +69,8 @@ class TreeCall:
     """The backbone and the output layer as one call on a planned cache.
 
     Maps inputs for the planned tree to hidden [B, N, C] and logits [B, N, V].
+
+    built: number of calls so far that were built and not compiled, of sizes in use
     """
 
     def __init__(
@@ -95,13 +97,17 @@ class TreeCall:
         self.graphs = CompiledGraphs(build)
         self._backbone, self._head, self._linears = backbone, head, linears
         self._uses: dict[Hashable, int] = {}  # of sizes not compiled yet, the latest last
+        self._last: tuple[int, ...] = ()
+        self.built = 0
 
     def __call__(
         self, inputs: Inputs, cache: TreeCache, compiled: bool = True
     ) -> tuple[mx.array, mx.array]:
-        """Call the model. `compiled` compiles at once, else after a few calls of the same size.
+        """Call the model; for a size that comes seldom, building the graph is faster than compiling.
 
-        For a rarely used size, building the graph is faster than compiling it.
+        `compiled` compiles trees as large as those of the call before, and roots alone: a tree that
+        is tried once among plain steps is built. So is every other size, until it has come some
+        times.
         """
         plan = cache.plan
         assert isinstance(plan, TreePlan)
@@ -110,12 +116,15 @@ class TreeCall:
         tokens = inputs if isinstance(inputs, mx.array) else inputs[0]
         shapes = [None if a is None else a.shape for a in (plan.moves, *buffers[0])]
         size = (tokens.shape, plan.offset.shape, plan.mask.shape, *sizes, *shapes)
-        if not compiled and size not in self.graphs:
+        in_use = tokens.shape in (self._last, (1, 1))
+        self._last = tokens.shape
+        if not (compiled and in_use) and size not in self.graphs:
             uses = self._uses.pop(size, 0)
             if uses < _CALLS_BEFORE_COMPILING:
                 self._uses[size] = uses + 1
                 if len(self._uses) > MOST_GRAPHS:
                     del self._uses[next(iter(self._uses))]
+                self.built += compiled
                 hidden = self._backbone(inputs, cache=cache.layers)
                 return hidden, self._head(hidden)
         if not self.graphs.compiled:

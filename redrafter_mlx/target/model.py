@@ -138,6 +138,11 @@ class Target:
         """Number of graphs compiled so far, including those dropped since."""
         return self._tree_call.graphs.compiled
 
+    @property
+    def slow_calls(self) -> int:
+        """Number of calls so far that took longer than others of their size: compiled, or built."""
+        return self.compiled + self._tree_call.built
+
     def new_cache(self) -> TreeCache:
         return TreeCache(self.n_layers)
 
