@@ -103,11 +103,11 @@ class TreeCall:
     def __call__(
         self, inputs: Inputs, cache: TreeCache, compiled: bool = True
     ) -> tuple[mx.array, mx.array]:
-        """Call the model; for a size that comes seldom, building the graph is faster than compiling.
+        """Call the model. A size that comes seldom is built anew: that is faster than compiling it.
 
-        `compiled` compiles trees as large as those of the call before, and roots alone: a tree that
-        is tried once among plain steps is built. So is every other size, until it has come some
-        times.
+        `compiled` compiles the first call, trees as large as those of the call before, and roots
+        alone: a tree that is tried once among plain steps is built. So is every other size, until
+        it has come some times.
         """
         plan = cache.plan
         assert isinstance(plan, TreePlan)
@@ -116,7 +116,7 @@ class TreeCall:
         tokens = inputs if isinstance(inputs, mx.array) else inputs[0]
         shapes = [None if a is None else a.shape for a in (plan.moves, *buffers[0])]
         size = (tokens.shape, plan.offset.shape, plan.mask.shape, *sizes, *shapes)
-        in_use = tokens.shape in (self._last, (1, 1))
+        in_use = not self._last or tokens.shape in (self._last, (1, 1))
         self._last = tokens.shape
         if not (compiled and in_use) and size not in self.graphs:
             uses = self._uses.pop(size, 0)
