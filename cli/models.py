@@ -44,7 +44,7 @@ def pull(*, name: Name, target: Annotated[opt.TargetOptions, ("offline",)]) -> N
     are not downloaded again.
     """
     with progress_bars(f"pulling {name}") as progress:
-        from redrafter_mlx.loading.supported import check_supported
+        from redrafter_mlx.loading.supported import check_repository
         from redrafter_mlx.weights.resolve import pull as fetch
 
         local = fetch(
@@ -52,7 +52,7 @@ def pull(*, name: Name, target: Annotated[opt.TargetOptions, ("offline",)]) -> N
             offline=target.offline,
             progress=progress,
             advise=lambda line: print(sanitise(line), file=sys.stderr),
-            check_config=check_supported,
+            check_listed=check_repository,
         )
         _check_files(local.path)
     print(sanitise(str(local.path)))

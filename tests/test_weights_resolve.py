@@ -39,7 +39,7 @@ from redrafter_mlx.errors import (
     UnsupportedModelError,
 )
 from redrafter_mlx.loading.drafter import open_drafter, parse_drafter
-from redrafter_mlx.loading.supported import check_supported
+from redrafter_mlx.loading.supported import check_repository
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.paths import cache_dir, check_free_disk, human_size
 from redrafter_mlx.target.source import TargetSource
@@ -621,10 +621,18 @@ LARGE = {
 }  # fmt: skip
 
 
+def model_files(config: dict[str, object]) -> dict[str, bytes]:
+    """Return the files of a repository with this configuration, which are not those of a model."""
+    return {
+        "config.json": json.dumps(config).encode(), "tokenizer.json": b"{}",
+        "model.safetensors": b"x" * 5000,
+    }  # fmt: skip
+
+
 def test_what_does_not_fit_is_refused_before_its_weights_are_fetched(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = {"config.json": json.dumps(LARGE).encode(), "model.safetensors": b"x" * 5000}
+    files = model_files(LARGE)
     hub.repos["org/large", "main"] = files
     for gigabytes, fetched in ((2, False), (192, True)):
         machine = mac(gigabytes)
@@ -661,12 +669,12 @@ def test_an_architecture_that_cannot_be_a_target_is_refused_before_its_weights_a
     hub: FakeHub, changes: dict[str, object], named: str | None
 ) -> None:
     """A configuration that no model can be built from is left to the reader of the files."""
-    config = json.dumps({**LARGE, **changes}).encode()
-    hub.repos["org/odd", "main"] = {"config.json": config, "model.safetensors": b"x" * 5000}
+    files = model_files({**LARGE, **changes})
+    hub.repos["org/odd", "main"] = files
     if named is None:
-        assert pull("org/odd", check_config=check_supported).path.is_dir()
+        assert pull("org/odd", check_listed=check_repository).path.is_dir()
         return
-    for fetch in (partial(pull, check_config=check_supported), load_target):
+    for fetch in (partial(pull, check_listed=check_repository), load_target):
         with pytest.raises(UnsupportedModelError, match=named):
             fetch("org/odd")
         assert not _weights_asked(hub)
@@ -683,19 +691,32 @@ def test_an_architecture_that_cannot_be_a_target_is_refused_before_its_weights_a
 def test_an_unsupported_form_of_drafter_is_refused_before_its_weights_are_fetched(
     hub: FakeHub, tmp_path: Path, config: dict[str, object], form: str
 ) -> None:
-    hub.repos["org/odd", "main"] = {
-        "config.json": json.dumps(config).encode(), "tokenizer.json": b"{}",
-        "model.safetensors": b"x" * 5000,
-    }  # fmt: skip
+    hub.repos["org/odd", "main"] = model_files(config)
     source = TargetSource("tiny", tmp_path, "sha256:t", "llama", "float32", None, None)
     target = LoadedTarget(random_model(), byte_tokenizer(), source)
     for fetch in (
-        partial(pull, check_config=check_supported),
+        partial(pull, check_listed=check_repository),
         lambda name: open_drafter(parse_drafter(name), target),
     ):
         with pytest.raises(UnsupportedModelError, match=f"a {form} drafter"):
             fetch("org/odd")
         assert not _weights_asked(hub)
+
+
+def test_a_model_without_a_tokenizer_is_refused_before_its_weights_are_fetched(
+    hub: FakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A drafter needs none."""
+    files = model_files({**LARGE, "rms_norm_eps": 1e-5})
+    del files["tokenizer.json"]
+    hub.repos["org/torn", "main"] = files
+    for command in ("pull", "org/torn"), ("generate", "-p", "x", "--model", "org/torn"):
+        assert main.run([*command]) == 1
+        assert "org/torn: the repository holds no tokenizer" in capsys.readouterr().err
+        assert not _weights_asked(hub)
+    small = json.dumps({**LARGE, "num_hidden_layers": 1}).encode()
+    hub.repos["org/drafter", "main"] = {**files, "config.json": small}
+    assert pull("org/drafter", check_listed=check_repository).path.is_dir()
 
 
 @pytest.mark.parametrize("quantised", [True, False])
@@ -707,7 +728,7 @@ def test_of_a_mixture_of_experts_the_listed_bytes_decide_whether_it_is_fetched(
         "num_local_experts": 8,
         **({"quantization": {"bits": 4}} if quantised else {}),
     }
-    files = {"config.json": json.dumps(config).encode(), "model.safetensors": b"x" * 5000}
+    files = model_files(config)
     hub.repos["org/experts", "main"] = files
     machine = replace(mac(16), working_set=2000)
     monkeypatch.setattr("redrafter_mlx.weights.resolve.this_machine", lambda: machine)
@@ -724,7 +745,7 @@ def test_of_a_mixture_of_experts_the_listed_bytes_decide_whether_it_is_fetched(
 def test_every_command_that_downloads_says_what_fits(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files = {"config.json": json.dumps(LARGE).encode(), "model.safetensors": b"x" * 5000}
+    files = model_files(LARGE)
     machine = replace(mac(16), working_set=2 * 10**9)
     monkeypatch.setattr("redrafter_mlx.weights.resolve.this_machine", lambda: machine)
     for command in (["generate", "-p", "x"], ["chat"], ["bench"], ["verify"]):

@@ -7,14 +7,19 @@ repository `org/name` or `org/name@revision`. Files on disk are used without net
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from huggingface_hub import constants
 
-from redrafter_mlx.errors import DownloadError, ModelNotFoundError, meant
+from redrafter_mlx.errors import (
+    DownloadError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+    meant,
+)
 from redrafter_mlx.runtime.launched import launched_rank
 from redrafter_mlx.runtime.paths import NoRoomError
 from redrafter_mlx.weights import LOG, Progress, hub, log_progress, no_progress
@@ -26,6 +31,8 @@ from redrafter_mlx.weights.wheel import fetch_from_wheel, wheel_path
 
 Advise = Callable[[str], object]
 """Called with a line that a user should read."""
+
+CheckListed = Callable[[Path, Iterable[str]], object]
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ def resolve(
     offline: bool = False,
     progress: Progress | None = None,
     advise: Advise = LOG.warning,
-    check_config: Callable[[Path], object] = lambda _: None,
+    check_listed: CheckListed = lambda *_: None,
     update: bool = False,
 ) -> LocalModel:
     """Find a model on this machine, or download it.
@@ -59,7 +66,8 @@ def resolve(
       name: None is the default model
       progress: None logs large downloads
       advise: called if the model does not fit this machine as stored, or could not be updated
-      check_config: called with the path of config.json before weights are downloaded; may raise
+      check_listed: called with a repository's config.json and the names of its files before
+        weights are downloaded; may raise
       update: download a newer version of a model that is here; pinned files and local paths never
         change, so they are only checked
     Raises:
@@ -76,7 +84,7 @@ def resolve(
         if not update or not reachable or pinned or local.remedy is None:
             return local
     try:
-        return _fetch(wanted, offline, report, advise, check_config)
+        return _fetch(wanted, offline, report, advise, check_listed)
     except hub.UnreachableError as error:
         if local is None:
             raise
@@ -123,7 +131,7 @@ def _fetch(
     offline: bool,
     progress: Progress,
     advise: Advise,
-    check_config: Callable[[Path], object],
+    check_listed: CheckListed,
 ) -> LocalModel:
     def tell(check: Callable[..., str | None], *of: object) -> None:
         if launched_rank() is None:  # a launch adds up machines' memory
@@ -131,8 +139,11 @@ def _fetch(
             if note is not None:
                 advise(note)
 
-    def check_listed(config: Path, sizes: Mapping[str, int]) -> None:
-        check_config(config)
+    def check(config: Path, sizes: Mapping[str, int]) -> None:
+        try:
+            check_listed(config, sizes)
+        except (ModelNotFoundError, UnsupportedModelError) as error:
+            raise type(error)(f"{name}: {error}") from error
         if entry is None:
             tell(check_listing, config, sizes)
 
@@ -148,7 +159,7 @@ def _fetch(
         else:
             found = (entry.repo, entry.revision) if entry else hub.split_repo(name)
             assert found is not None, "find_local has refused other names"
-            path = hub.download_repo(hub.list_repo(*found), progress, check_listed)
+            path = hub.download_repo(hub.list_repo(*found), progress, check)
     except DownloadError as error:
         raise type(error)(
             f"{name} cannot be fetched: {error}; to try again, run: {remedy}"

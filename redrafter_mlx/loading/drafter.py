@@ -32,7 +32,7 @@ from redrafter_mlx.errors import (
     ModelNotFoundError,
     UnsupportedModelError,
 )
-from redrafter_mlx.loading.supported import check_supported
+from redrafter_mlx.loading.supported import check_repository
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.speculation.static_tree import StaticTree
@@ -181,7 +181,7 @@ def _open(
     """Open a drafter by its name: a folder, a model's name, or a Hub repository of either."""
     path = Path(name)
     if _names_model(name):
-        path = resolve(name, offline=offline, progress=progress, check_config=check_supported).path
+        path = resolve(name, offline=offline, progress=progress, check_listed=check_repository).path
         if not (path.is_dir() and holds_drafter(path)):
             draft = load_target(name, quantize=bits, offline=offline, progress=progress)
             return _language_model(draft)

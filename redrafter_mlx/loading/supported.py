@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from mlx_lm.utils import _get_classes
 
 from redrafter_mlx.drafting.forms import check_form
-from redrafter_mlx.errors import UnsupportedModelError
+from redrafter_mlx.errors import ModelNotFoundError, UnsupportedModelError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.target.model import Target
+from redrafter_mlx.weights.files.names import holds_tokenizer
 from redrafter_mlx.weights.hub import MOST_DRAFTER_LAYERS
 from redrafter_mlx.weights.raw_model import is_unknown, top_level_rope
+
+
+def check_repository(config: Path, files: Iterable[str]) -> None:
+    """Refuse a repository that holds neither a target nor a drafter, before it is downloaded.
+
+    files: names of the repository's files
+    Raises:
+      UnsupportedModelError: as `check_supported`
+      ModelNotFoundError: a model without a tokenizer; a drafter needs none
+    """
+    check_supported(config)
+    if not (_may_be_drafter(read_object(config)) or holds_tokenizer(files)):
+        raise ModelNotFoundError(
+            "the repository holds no tokenizer (tokenizer.json or tokenizer.model); "
+            "give the repository of a whole model"
+        )
 
 
 def check_supported(config: Path) -> None:
@@ -25,12 +42,9 @@ def check_supported(config: Path) -> None:
     """
     stored = read_object(config)
     check_form(stored, config.parent)
-    stored |= top_level_rope(stored)
-    text = stored.get("text_config")
-    layers = (text if isinstance(text, Mapping) else stored).get("num_hidden_layers")
-    few = not isinstance(layers, int) or layers <= MOST_DRAFTER_LAYERS
-    if few or "draft_vocab_size" in stored:
+    if _may_be_drafter(stored):
         return
+    stored |= top_level_rope(stored)
     try:
         kind, arguments = _get_classes(stored)
         Target(kind(arguments.from_dict(stored)))
@@ -41,3 +55,10 @@ def check_supported(config: Path) -> None:
             raise UnsupportedModelError(
                 f"mlx-lm has no architecture {str(stored.get('model_type'))!r:.80}"
             ) from error
+
+
+def _may_be_drafter(config: Mapping[str, object]) -> bool:
+    text = config.get("text_config")
+    layers = (text if isinstance(text, Mapping) else config).get("num_hidden_layers")
+    few = not isinstance(layers, int) or layers <= MOST_DRAFTER_LAYERS
+    return few or "draft_vocab_size" in config

@@ -16,7 +16,7 @@ from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.distributed.mirror import Mirror
 from redrafter_mlx.distributed.sharding import Sharing, shard
 from redrafter_mlx.errors import BadInputError, DamagedFileError, RedrafterError, device_failure
-from redrafter_mlx.loading.supported import check_supported
+from redrafter_mlx.loading.supported import check_repository
 from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.runtime.process import MLX_PROCESS
 from redrafter_mlx.target.fingerprint import nbytes_of
@@ -80,7 +80,7 @@ def load_target(
     check_quantize(quantize)
     advise = LOG.warning if quantize is None else LOG.debug  # it advises to quantise
     local = resolve(
-        name, offline=offline, progress=progress, advise=advise, check_config=check_supported
+        name, offline=offline, progress=progress, advise=advise, check_listed=check_repository
     )
     try:
         return _load(local, dtype, quantize, progress or no_progress, ranks)

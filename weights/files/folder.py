@@ -23,11 +23,8 @@ from redrafter_mlx.errors import (
     UnsupportedModelError,
 )
 from redrafter_mlx.runtime.json_file import read_object
-from redrafter_mlx.weights.files.names import MODEL_WEIGHTS, WEIGHTS, shards
+from redrafter_mlx.weights.files.names import MODEL_WEIGHTS, WEIGHTS, holds_tokenizer, shards
 from redrafter_mlx.weights.gguf.header import read_header
-
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "*.tiktoken", "merges.txt",
-                    "spiece.model", "vocab.txt")  # fmt: skip
 
 _SAMPLE = 64
 """Bytes that are read from the middle of each tensor to distinguish models of one architecture."""
@@ -131,7 +128,7 @@ def _raw_header(file: BinaryIO) -> bytes:
 
 def check_tokenizer(folder: Path) -> None:
     """Raise DamagedFileError if the folder holds no tokenizer file of any kind."""
-    if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
+    if not holds_tokenizer(path.name for path in folder.iterdir()):
         raise DamagedFileError(f"{folder} holds no tokenizer (tokenizer.json or tokenizer.model)")
 
 

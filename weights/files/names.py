@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -25,6 +25,14 @@ _TRAINER_FILES = (
     "scheduler.pt", "training_args.bin", "training_state.pt",
 )  # fmt: skip
 """Other files that trainers write next to weights."""
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "*.tiktoken", "merges.txt",
+                    "spiece.model", "vocab.txt")  # fmt: skip
+
+
+def holds_tokenizer(names: Iterable[str]) -> bool:
+    """Whether any of a folder's file names is that of a tokenizer's file."""
+    return any(fnmatch(name, pattern) for name in names for pattern in _TOKENIZER_FILES)
 
 
 def weight_names(names: Collection[str]) -> list[str]:
