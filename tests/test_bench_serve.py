@@ -9,13 +9,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
 
 import pytest
 from serving import host, running, tiny_redrafter, wait_until_ready
 
 from redrafter_mlx.bench.analyse.serving import serving_rows, total_tps
-from redrafter_mlx.bench.measure.load_client import Answered, Load, Server, ask, measure_load
+from redrafter_mlx.bench.measure.load_client import (
+    Answered,
+    Load,
+    Server,
+    ask,
+    measure_in_turn,
+    measure_load,
+)
 from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS
 from redrafter_mlx.cli import main
 from redrafter_mlx.errors import ServerError
@@ -89,6 +98,24 @@ def test_as_many_users_ask_at_once_and_each_question_is_asked_once() -> None:
         assert a.tokens == 3
 
 
+def test_servers_take_turns_every_four_questions_of_a_user() -> None:
+    asked: list[str] = []
+
+    def answer(name: str, body: dict[str, object]) -> tuple[int, str]:
+        asked.append(name)
+        return echo(body)
+
+    questions = [f"q{i}" for i in range(17)]
+    with answering(partial(answer, "a")) as one, answering(partial(answer, "b")) as two:
+        servers = Server(one), Server(two)
+        measured = measure_in_turn(servers, Load(questions, 2, 5))
+        (alone,) = measure_in_turn(servers[:1], Load(questions, 2, 5))
+    assert "".join(asked[:34]) == 8 * "a" + 8 * "b" + 9 * "b" + 9 * "a"
+    assert [len(each) for each in alone] == [17]
+    for rounds in measured:
+        assert [a.text for a in chain(*rounds)] == [f"you said {q}" for q in questions]
+
+
 @pytest.mark.parametrize(
     ("status", "text", "named"),
     [
@@ -138,8 +165,10 @@ def test_reasoning_is_part_of_an_answer_and_its_time() -> None:
 def test_figures_of_a_load_are_those_of_its_answers() -> None:
     fast = [Answered("x", 10, 0.0, 1.0, 4.0), Answered("y", 5, 1.0, 1.5, 2.0)]
     slow = [Answered("x", 10, 0.0, 2.0, 8.0), Answered("z", 5, 0.0, 1.0, 6.0)]
-    assert total_tps(fast) == 15 / 4
-    one, two = serving_rows(2, [("a", fast), ("b", slow)])
+    assert total_tps([fast]) == 15 / 4
+    later = [Answered("x", 10, 100.0, 101.0, 108.0)]
+    assert total_tps([fast, later]) == 25 / (4 + 8), "the time between two rounds is another's"
+    one, two = serving_rows(2, [("a", [fast]), ("b", [slow])])
     assert (one.speedup, one.same_text, two.speedup, two.same_text) == (1.0, 1.0, 0.5, 0.5)
     assert (one.user_tps, one.first_token) == ((9 / 3 + 4 / 0.5) / 2, 0.75)
     assert (two.tokens, two.answers, two.users) == (15, 2, 2)
@@ -147,7 +176,7 @@ def test_figures_of_a_load_are_those_of_its_answers() -> None:
 
 def test_a_baseline_that_counts_no_tokens_is_named() -> None:
     with pytest.raises(ServerError, match="silent counted no tokens"):
-        serving_rows(1, [("silent", [Answered("", 0, 0.0, 1.0, 1.0)])])
+        serving_rows(1, [("silent", [[Answered("", 0, 0.0, 1.0, 1.0)]])])
 
 
 def test_our_server_under_load_says_what_the_library_says(
@@ -201,7 +230,7 @@ def test_loads_that_were_measured_are_printed_after_ctrl_c_or_an_error(
             raise end
         return measure_load(server, load)
 
-    monkeypatch.setattr("redrafter_mlx.cli.bench.serve.measure_load", measured)
+    monkeypatch.setattr("redrafter_mlx.bench.measure.load_client.measure_load", measured)
     with answering(echo) as url:
         line = ["bench", "serve", "--url", url, "--users", "1,2", "--json"]
         assert main.run(line) == status

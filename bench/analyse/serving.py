@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -34,16 +35,22 @@ class ServingRow:
     same_text: float
 
 
-def serving_rows(users: int, by_url: Sequence[tuple[str, Sequence[Answered]]]) -> list[ServingRow]:
+Rounds = Sequence[Sequence[Answered]]
+"""A server's answers, by round of one load."""
+
+
+def serving_rows(users: int, by_url: Sequence[tuple[str, Rounds]]) -> list[ServingRow]:
     """Return a row per server under one load; all have answered the same questions.
 
     Raises ServerError if the first server counted no tokens.
     """
-    baseline, first = by_url[0]
+    baseline, of_first = by_url[0]
+    first = [*chain(*of_first)]
     if not any(answer.tokens for answer in first):
         raise ServerError(f"{baseline} counted no tokens in any answer, so nothing compares to it")
     rows = []
-    for url, answers in by_url:
+    for url, rounds in by_url:
+        answers = [*chain(*rounds)]
         waits = [a.first_token - a.began for a in answers]
         paces = [_pace(answer) for answer in answers]
         same = sum(a.text == b.text for a, b in zip(answers, first, strict=True))
@@ -53,11 +60,11 @@ def serving_rows(users: int, by_url: Sequence[tuple[str, Sequence[Answered]]]) -
                 users=users,
                 answers=len(answers),
                 tokens=sum(a.tokens for a in answers),
-                total_tps=total_tps(answers),
+                total_tps=total_tps(rounds),
                 user_tps=float(np.median(paces)),
                 first_token=float(np.median(waits)),
                 slowest_first_token=float(np.percentile(waits, 95)),
-                speedup=total_tps(answers) / total_tps(first),
+                speedup=total_tps(rounds) / total_tps(of_first),
                 same_text=same / len(answers),
             )
         )
@@ -71,7 +78,7 @@ def _pace(answer: Answered) -> float:
     return answer.tokens / max(answer.ended - answer.began, 1e-9)
 
 
-def total_tps(answers: Sequence[Answered]) -> float:
-    """Return tokens per second from the first question to the end of the last answer."""
-    took = max(a.ended for a in answers) - min(a.began for a in answers)
-    return sum(a.tokens for a in answers) / max(took, 1e-9)
+def total_tps(rounds: Rounds) -> float:
+    """Return tokens per second; a round takes from its first question to its last answer's end."""
+    took = sum(max(a.ended for a in each) - min(a.began for a in each) for each in rounds)
+    return sum(a.tokens for a in chain(*rounds)) / max(took, 1e-9)

@@ -11,8 +11,9 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +23,9 @@ _CONNECTIONS = {"http": HTTPConnection, "https": HTTPSConnection}
 
 _TEXTS = ("content", "reasoning_content", "reasoning")
 """Names of the text in a chunk: an answer's, and reasoning's on different servers."""
+
+_ROUND = 4
+"""Questions for each user that a server answers before it is another server's turn."""
 
 _TO_CONNECT, _PATIENCE = 10.0, 600.0
 """Timeouts in seconds: to connect, and without a byte from a connected server."""
@@ -155,6 +159,13 @@ class Load:
     users: int
     max_tokens: int
 
+    def rounds(self) -> list[Load]:
+        """Return parts of about equal size, with at least _ROUND questions for each user."""
+        n = len(self.questions)
+        count = max(n // (_ROUND * self.users), 1)
+        bounds = pairwise(n * i // count for i in range(count + 1))
+        return [replace(self, questions=self.questions[a:b]) for a, b in bounds]
+
 
 def ask(server: Server, question: str, max_tokens: int) -> Answered:
     """Ask for one greedy answer; a reply without token usage is a ServerError, too."""
@@ -205,3 +216,17 @@ def measure_load(server: Server, load: Load) -> list[Answered]:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
     return [answer.result() for answer in asked]
+
+
+def measure_in_turn(servers: Sequence[Server], load: Load) -> list[list[list[Answered]]]:
+    """Measure several servers round by round; return each one's answers in each round.
+
+    A machine that becomes faster or slower does so for all of them. Every round begins with the
+    next server.
+    """
+    measured: list[list[list[Answered]]] = [[] for _ in servers]
+    for i, part in enumerate(load.rounds() if len(servers) > 1 else [load]):
+        for turn in range(i, i + len(servers)):
+            at = turn % len(servers)
+            measured[at].append(measure_load(servers[at], part))
+    return measured

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from redrafter_mlx.bench.measure.load_client import Load, Server, ask, measure_load
+from redrafter_mlx.bench.measure.load_client import Load, Server, ask, measure_in_turn
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.bench.options import MOST_AT_ONCE
 from redrafter_mlx.cli.options import Flag
@@ -86,8 +86,9 @@ def command(*, as_json: opt.Json = False, options: LoadOptions) -> None:
                 ask(server, "Say hello.", 2)  # loads the model, compiles kernels
             for i, load in enumerate(loads):
                 with StopKey(notice=_WAITS):
-                    answers = [(server.url, measure_load(server, load)) for server in servers]
-                rows += serving_rows(load.users, answers)
+                    measured = measure_in_turn(servers, load)
+                urls = [server.url for server in servers]
+                rows += serving_rows(load.users, [*zip(urls, measured, strict=True)])
                 progress("loads", i + 1, len(loads))
     except KeyboardInterrupt:
         interrupted = True

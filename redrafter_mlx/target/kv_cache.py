@@ -37,9 +37,9 @@ slots."""
 EXTENT_STEPS = {"cpu": 64, "apple": CAPACITY_STEP, "cuda": 128}
 """Attention reads the buffers up to the bound of the length, rounded up to a multiple of this many
 slots, or in long texts by up to an eighth: each extent needs its own compiled graph. A CPU computes
-attention over 32 slots too many for half a millisecond a row, and compiles a graph for 90; with
-hundreds too many it would take longer. A GPU hardly notices them (Metal's kernel for few query rows
-reads no masked slot), and waits while the host builds."""
+attention over 32 slots too many for half a millisecond a row, and compiles a graph for some 40;
+with hundreds too many it would take longer. A GPU hardly notices them (Metal's kernel for few query
+rows reads no masked slot), and waits while the host builds."""
 
 
 @dataclass(frozen=True)
