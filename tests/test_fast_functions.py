@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -14,6 +17,7 @@ from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.target.adapter import with_node_positions
 from redrafter_mlx.target.fast_functions import (
     _FEW_SCORES,
+    _compiled,
     _parts_of_exp,
     attention,
     swiglu,
@@ -34,6 +38,23 @@ def test_swiglus_extremes_are_mlx_lms() -> None:
     odd = mx.array([0.0, -0.0, 1e30, -1e30, np.inf, np.nan, 1e-40])
     one = mx.ones(odd.shape)
     np.testing.assert_allclose(swiglu(odd, one), activations.swiglu(odd, one), rtol=1e-6)
+
+
+def test_swiglu_is_a_few_loops_over_whole_arrays(tmp_path: Path) -> None:
+    """A number that MLX broadcasts outside of a loop keeps that loop from being vectorised."""
+    gate, x = mx.zeros((2, 3, 64)), mx.ones((2, 3, 64))
+    mx.eval(gate, x)
+    for compute in (swiglu, mx.compile(swiglu)):
+        mx.export_to_dot(str(tmp_path / "swiglu.dot"), compute(gate, x))
+        loops = re.findall(r'label ="([^"]*)"', (tmp_path / "swiglu.dot").read_text())
+        assert "Broadcast" not in loops
+        assert len(loops) <= 6
+
+
+def test_functions_stay_compiled_for_few_shapes() -> None:
+    for length in range(1, 200):
+        swiglu(mx.zeros((length,)), mx.zeros((length,)))
+    assert _compiled.cache_info().currsize <= 64
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
@@ -105,7 +126,7 @@ def test_attention_is_softmax_to_rounding_in_float32(kind: str, spread: float) -
 def test_unseen_keys_weigh_nothing_and_slow_nothing_down() -> None:
     """Products of values with subnormal weights take many times as long on Intel's processors."""
     scores = mx.array([0.0, -1e3, mx.finfo(mx.float32).min])
-    fraction, power = _parts_of_exp(scores, mx.max(scores))
+    fraction, power = _parts_of_exp(scores, 1.0)
     seen, *unseen = (fraction * power.view(mx.float32)).tolist()
     assert seen == 1.0
     for weight in unseen:

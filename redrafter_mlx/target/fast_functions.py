@@ -7,23 +7,14 @@ instructions. A copy of a module, of a class with the same code, calls them inst
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from collections.abc import Callable
+from functools import lru_cache
 from types import FunctionType
+from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import activations, base
-
-_MOST = 24.0
-"""From here on, a sigmoid is 1 in float32, and that of the negative number as good as 0."""
-
-_ROOT = (
-    1.0, 9.999972397e-01, 5.000436017e-01, 1.664348058e-01, 4.226412223e-02, 7.459996472e-03,
-    2.176777554e-03, -2.611932242e-04, 2.018985403e-04, -4.227333499e-05, 7.617454272e-06,
-    -6.852503742e-07, 3.499017894e-08,
-)  # fmt: skip
-"""exp(v), from 0 to _MOST / 4, is nearly this polynomial in v: least squares of the relative error
-over Chebyshev's points, which leaves 6e-8."""
 
 _POWER = (
     1.0, 6.931472067e-01, 2.402265121e-01, 5.550327214e-02, 9.618025603e-03, 1.340043217e-03,
@@ -31,18 +22,22 @@ _POWER = (
 )  # fmt: skip
 """2**f is nearly this polynomial in f, from -0.5 to 0.5: fitted in the same way, leaves 3e-9."""
 
-_LOG2_E, _LEAST = 1.4426950408889634, -80.0
+_LOG2_E, _LEAST, _MOST = 1.4426950408889634, -80.0, 128.0
 """2**_LEAST is the weight of a key that a query does not see. It vanishes beside a weight of 1. It
 is no smaller: where a block of a product has no other weights, sums would be subnormal, which
-take Intel's processors many times as long."""
+take Intel's processors many times as long. 2**_MOST is infinite, as the exponential function is."""
 
 _ROUNDING = 1.5 * 2.0**23
 """Added to a float32 and subtracted again, it rounds to an integer."""
 
-_MANTISSA, _BIAS = 2**23, 127
+_MANTISSA, _BIAS = 2.0**23, 127.0
 """A float32 whose bits are those of the integer (n + _BIAS) * _MANTISSA is 2**n."""
 
-_FEW_SCORES = 10_000
+_KEPT = 64
+"""Shapes for which functions stay compiled. MLX would keep all, and functions that it compiles for
+any shape broadcast every number to the whole array."""
+
+_FEW_SCORES = 2_500
 """With fewer scores [B, H, N, T], MLX's own attention is faster: it launches fewer operations."""
 
 _MOST_SCORES = 250_000
@@ -56,13 +51,14 @@ def swiglu(gate: mx.array, x: mx.array) -> mx.array:
     return out
 
 
-@partial(mx.compile, shapeless=True)
 def _swiglu(gate: mx.array, x: mx.array) -> mx.array:
-    squared = mx.square(_polynomial(_ROOT, mx.minimum(mx.abs(gate), _MOST) * 0.25))
-    power = mx.square(squared)  # exp(abs(gate))
-    above = mx.where(gate < 0, mx.where(gate < -_MOST, 0.0, 1.0), power)
-    sigmoid = above / (1.0 + power)
-    return gate * sigmoid * x
+    exp, gated = _compiled(gate.shape)
+    fraction, power = exp(gate, -1.0)
+    return gated(gate, x, fraction, power.view(mx.float32))
+
+
+def _gated(gate: mx.array, x: mx.array, fraction: mx.array, power: mx.array) -> mx.array:
+    return gate / (1.0 + fraction * power) * x
 
 
 def attention(
@@ -93,49 +89,63 @@ def attention(
     if isinstance(mask, str):
         mask = mx.arange(T) <= mx.arange(T - N, T)[:, None]
     rows = max(1, _MOST_SCORES // (B * H * T))
-    if mask is not None:
-        mask = mx.broadcast_to(mask, (*mask.shape[:-2], N, T))
+    bias = None
+    if mask is not None:  # added to the scores: a choice for each of them takes six times as long
+        bias = mx.where(mask, 0.0, mx.finfo(mx.float32).min)
+        bias = mx.broadcast_to(bias, (*mask.shape[:-2], N, T))
     parts: list[mx.array] = []
     for at in range(0, N, rows):
-        part = queries[:, :, at : at + rows] * scale
+        part = queries[:, :, at : at + rows]
         if parts:  # one after the other, and not all at once
             (part,) = mx.depends([part], [parts[-1]])
-        seen = None if mask is None else mask[..., at : at + rows, :]
-        parts.append(_attention(part, keys, values, seen))
+        of_part = None if bias is None else bias[..., at : at + rows, :]
+        parts.append(_attention(part, keys, values, scale, of_part))
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
 
 
 def _attention(
-    queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, bias: mx.array | None
 ) -> mx.array:
-    """Return `attention` with scaled queries and a mask of booleans."""
+    """Return `attention` with a mask that is added to the scores."""
     B, H, N, D = queries.shape
     K, T = keys.shape[1:3]
     grouped = (B, K, H // K * N)
     scores = queries.reshape(*grouped, D) @ keys.swapaxes(-1, -2)
-    if mask is not None:
-        least = mx.finfo(mx.float32).min
-        scores = mx.where(mask, scores.reshape(B, H, N, T), least).reshape(*grouped, T)
-    fraction, power = _parts_of_exp(scores, mx.max(scores, axis=-1, keepdims=True))
+    if bias is not None:
+        scores = (scores.reshape(B, H, N, T) + bias).reshape(*grouped, T)
+    scores = scores - mx.max(scores, axis=-1, keepdims=True)
+    fraction, power = _compiled(scores.shape).parts_of_exp(scores, scale)
     weights = fraction * power.view(mx.float32)
     out = weights @ values / mx.sum(weights, axis=-1, keepdims=True)
     return out.reshape(B, H, N, values.shape[-1])
 
 
-@partial(mx.compile, shapeless=True)
-def _parts_of_exp(x: mx.array, most: mx.array) -> tuple[mx.array, mx.array]:
-    """Return exp(x - most), for x <= most, as a number and the bits of a float32 to multiply by."""
-    exponent = mx.maximum((x - most) * _LOG2_E, _LEAST)
+def _parts_of_exp(x: mx.array, factor: float) -> tuple[mx.array, mx.array]:
+    """Return exp(x * factor), from 2**_LEAST on, as a number and the bits of a float32 to multiply.
+
+    MLX compiles one loop of operations that depend on each other in up to eleven levels, so the
+    polynomial is not computed by Horner's method, which would take twelve.
+    """
+    exponent = mx.clip(x * (factor * _LOG2_E), _LEAST, _MOST)
     whole = (exponent + _ROUNDING) - _ROUNDING
-    power = (whole.astype(mx.int32) + _BIAS) * _MANTISSA
-    return _polynomial(_POWER, exponent - whole), power
+    f = exponent - whole
+    squared, cubed = f * f, f * f * f
+    c0, c1, c2, c3, c4, c5, c6 = _POWER
+    higher = (c3 + c4 * f) + (c5 * squared + c6 * cubed)
+    fraction = (c0 + c1 * f + c2 * squared) + cubed * higher
+    return fraction, ((whole + _BIAS) * _MANTISSA).astype(mx.int32)
 
 
-def _polynomial(coefficients: tuple[float, ...], x: mx.array) -> mx.array:
-    *others, value = (mx.array(c) for c in coefficients)
-    for coefficient in reversed(others):
-        value = value * x + coefficient
-    return value
+class _Compiled(NamedTuple):
+    """Functions that are compiled for arrays of one shape."""
+
+    parts_of_exp: Callable[[mx.array, float], tuple[mx.array, mx.array]]
+    gated: Callable[[mx.array, mx.array, mx.array, mx.array], mx.array]
+
+
+@lru_cache(_KEPT)
+def _compiled(shape: tuple[int, ...]) -> _Compiled:  # noqa: ARG001
+    return _Compiled(mx.compile(_parts_of_exp), mx.compile(_gated))
 
 
 _OURS = {
