@@ -15,8 +15,8 @@ import pytest
 from simulated import cliff, timings_of_batches
 
 import redrafter_mlx  # noqa: F401
-from redrafter_mlx.autotune.cost_model import Setup, Timings
 from redrafter_mlx.autotune.learned import Learned
+from redrafter_mlx.autotune.timings import Setup, Timings
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 
 # MLX's CPU backend compiles kernels into files there, and two processes must not write the same.

@@ -16,13 +16,11 @@ from redrafter_mlx.autotune.cost_model import (
     BATCH_ROWS,
     BATCHES,
     ROWS,
-    Case,
     CostModel,
-    Setup,
-    Timings,
     cost_model,
 )
 from redrafter_mlx.autotune.step_times import StepTimes
+from redrafter_mlx.autotune.timings import Case, Setup, Timings
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.decoding.copies import CopyPlan
 from redrafter_mlx.decoding.row import Row

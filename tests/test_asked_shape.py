@@ -9,7 +9,7 @@ import pytest
 from simulated import cliff, timings
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter
 
-from redrafter_mlx.autotune.cost_model import Setup, Timings
+from redrafter_mlx.autotune.timings import Setup, Timings
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.engine.engine import Redrafter

@@ -111,14 +111,14 @@ def test_answers_that_join_a_batch_do_not_make_it_forget_what_drafts_cost() -> N
     """Eight at once did, and drafts that did not pay were used until they were compared again."""
     times = StepTimes()
     for _ in range(9):
-        times.learn(1, 1.0, 1.0, 8)
-        times.learn(1, 1.0, 1.0, 8)
-        times.learn(2, 1.0, 1.5, 8)
+        times.of(8).learn(1, 1.0, 1.0)
+        times.of(8).learn(1, 1.0, 1.0)
+        times.of(8).learn(2, 1.0, 1.5)
     policy = BatchPolicy(FREE, AcceptanceStatistics(candidates(FREE, batches=(1, 8))), times)
     for _ in range(8):
         policy.begin_answer()
-    assert times.known(2, 8)
-    assert times.correction(2, 8) == 1.5
+    assert times.of(8).known(2)
+    assert times.of(8).correction(2) == 1.5
 
 
 def test_drafts_of_a_batch_are_compared_with_plain_steps_in_time() -> None:
@@ -128,7 +128,7 @@ def test_drafts_of_a_batch_are_compared_with_plain_steps_in_time() -> None:
     decode(costs, texts, 120, BatchPolicy(costs, acceptance))
     times = StepTimes()
     for _ in range(9):
-        times.learn(1, 1.0, 1.0, batch=8)
+        times.of(8).learn(1, 1.0, 1.0)
     times = StepTimes.from_record(times.to_record())  # another process goes on
     policy = BatchPolicy(costs, acceptance, times)
     steps = decode(costs, texts, 160, policy, dearer=2.5)

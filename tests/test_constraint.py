@@ -236,7 +236,7 @@ def test_acceptance_statistics_learn_from_unconstrained_answers_alone(
 ) -> None:
     """Answers with penalties or biases do not count either: they change the target, too."""
     # With this machine's measured step times, drafts might not pay.
-    monkeypatch.setattr("redrafter_mlx.autotune.step_times.StepTimes.learn", lambda *_: None)
+    monkeypatch.setattr("redrafter_mlx.autotune.step_times.SizeTimes.learn", lambda *_: None)
     model = Redrafter(byte_model(seed=1), byte_tokenizer(), random_drafter(vocab_size=258))
     assert model.tuning is not None
     altered: list[dict[str, object]] = [

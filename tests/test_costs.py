@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from simulated import ROWS, SETUP, cliff, machine, timings
 
-from redrafter_mlx.autotune.cost_model import Timings, cost_model, saved_timings
+from redrafter_mlx.autotune.cost_model import cost_model
+from redrafter_mlx.autotune.timings import Timings, saved_timings
 from redrafter_mlx.config import PLAIN, BeamShape
 
 COSTS, TIMINGS = machine(cliff(8)), timings(cliff(8))

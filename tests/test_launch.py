@@ -23,7 +23,7 @@ import mlx.nn as nn
 import pytest
 from tiny import byte_tokenizer, random_model, tiny_source
 
-from redrafter_mlx.autotune.profiler import setup_of
+from redrafter_mlx.autotune.timings import setup_of
 from redrafter_mlx.cli import main
 from redrafter_mlx.distributed import follower, watch
 from redrafter_mlx.distributed.facts import facts_of

@@ -13,9 +13,9 @@ from tiny import random_drafter, random_model
 
 from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
 from redrafter_mlx.autotune.candidates import candidates
-from redrafter_mlx.autotune.cost_model import Timings
 from redrafter_mlx.autotune.learned import Learned, learned_file, save_learned, saved_learned
 from redrafter_mlx.autotune.step_times import StepTimes
+from redrafter_mlx.autotune.timings import Timings
 from redrafter_mlx.config import AcceptMethod
 from redrafter_mlx.target.fingerprint import values_hash
 
@@ -54,8 +54,8 @@ def corrected() -> StepTimes:
     """Return the times of a machine on which two rows cost twice what the profile says."""
     times = StepTimes()
     for _ in range(20):
-        times.learn(1, 1.0, 1.0, 2)
-        times.learn(2, 1.0, 2.0, 2)
+        times.of(2).learn(1, 1.0, 1.0)
+        times.of(2).learn(2, 1.0, 2.0)
     return times
 
 
@@ -63,10 +63,10 @@ def test_a_process_corrects_the_profile_as_another_did() -> None:
     save({}, corrected())
     times = saved_learned(learned_file(SETUP, "0"), "costs").times
     assert times.to_record() == corrected().to_record()
-    assert [times.correction(rows, 2) for rows in (1, 2, 5)] == [1.0, 2.0, 2.0]
-    assert times.known(1, 2)
-    assert times.known(2, 2)
-    assert not times.known(2, 1)
+    assert [times.of(2).correction(rows) for rows in (1, 2, 5)] == [1.0, 2.0, 2.0]
+    assert times.of(2).known(1)
+    assert times.of(2).known(2)
+    assert not times.of(1).known(2)
 
 
 def test_corrections_of_other_measurements_are_not_used() -> None:

@@ -97,11 +97,11 @@ def test_noise_costs_little_where_the_profile_is_right() -> None:
 def test_a_correction_is_relative_to_the_other_steps_of_the_time(slowness: float) -> None:
     times = StepTimes()
     for _ in range(20):
-        times.learn(1, 2.0, 2.0 * slowness)
-        times.learn(1, 2.0, 2.0 * slowness)
-        times.learn(9, 3.0, 4.5 * slowness)
-    assert times.correction(9) == pytest.approx(1.5)
-    assert times.slowness() == pytest.approx(slowness)
+        times.of(1).learn(1, 2.0, 2.0 * slowness)
+        times.of(1).learn(1, 2.0, 2.0 * slowness)
+        times.of(1).learn(9, 3.0, 4.5 * slowness)
+    assert times.of(1).correction(9) == pytest.approx(1.5)
+    assert times.of(1).slowness() == pytest.approx(slowness)
 
 
 def test_a_row_count_that_is_not_known_is_corrected_like_those_that_are() -> None:
@@ -109,20 +109,20 @@ def test_a_row_count_that_is_not_known_is_corrected_like_those_that_are() -> Non
     times = StepTimes()
     for rows, factor, mean in ((4, 1.5, 1.5), (7, 1.2, math.sqrt(1.5 * 1.2))):
         for _ in range(9):
-            times.learn(1, 1.0, 1.0)
-            times.learn(1, 1.0, 1.0)
-            times.learn(rows, 1.0, factor)
-        assert times.correction(9) == pytest.approx(mean)
+            times.of(1).learn(1, 1.0, 1.0)
+            times.of(1).learn(1, 1.0, 1.0)
+            times.of(1).learn(rows, 1.0, factor)
+        assert times.of(1).correction(9) == pytest.approx(mean)
 
 
 def test_a_slow_step_or_two_correct_nothing() -> None:
     times = StepTimes()
     for seconds in (1.0, 1.0, 1.0, 9.0, 9.0, 1.0):
-        times.learn(1, 1.0, 1.0)
-        times.learn(1, 1.0, 1.0)
-        times.learn(4, 1.0, seconds)
-    assert times.known(4)
-    assert times.correction(4) == 1.0
+        times.of(1).learn(1, 1.0, 1.0)
+        times.of(1).learn(1, 1.0, 1.0)
+        times.of(1).learn(4, 1.0, seconds)
+    assert times.of(1).known(4)
+    assert times.of(1).correction(4) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -136,37 +136,37 @@ def test_a_correction_does_not_wander_off_while_nothing_contradicts_it(used: lis
             busy ^= rng.random() < 0.03
             every = step < 60 or step % 64 == 0
             rows = rng.choice([1, *used] if step < 60 else [1] if every else used)
-            times.learn(rows, 1.0, math.exp(rng.gauss(0, 0.12)) * (1.5 if busy else 1.0))
+            times.of(1).learn(rows, 1.0, math.exp(rng.gauss(0, 0.12)) * (1.5 if busy else 1.0))
             if step > 120:
-                assert all(0.7 < times.correction(rows) < 1.4 for rows in (1, *used))
+                assert all(0.7 < times.of(1).correction(rows) < 1.4 for rows in (1, *used))
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["one process", "many processes"])
 def test_what_was_dear_is_tried_again_after_some_hundred_steps(restarted: bool) -> None:
     times = StepTimes()
     for _ in range(9):
-        times.learn(9, 1.0, 3.0)
+        times.of(1).learn(9, 1.0, 3.0)
         for _ in range(3):
-            times.learn(1, 1.0, 1.0)
-    assert times.correction(9) == 3.0
+            times.of(1).learn(1, 1.0, 1.0)
+    assert times.of(1).correction(9) == 3.0
     for step in range(800):
-        times.learn(1, 1.0, 1.0)
+        times.of(1).learn(1, 1.0, 1.0)
         if restarted and step % 20 == 0:
             times = StepTimes.from_record(times.to_record())
-        assert step > 300 or times.correction(9) == 3.0
-    assert times.correction(9) == 1.0
+        assert step > 300 or times.of(1).correction(9) == 3.0
+    assert times.of(1).correction(9) == 1.0
 
 
 def test_what_was_cheap_stays_so_without_being_used() -> None:
     """If drafts promise little, plain steps are timed a few times and then hardly made."""
     times = StepTimes()
     for _ in range(6):
-        times.learn(1, 1.0, 1.0)
+        times.of(1).learn(1, 1.0, 1.0)
         for _ in range(3):
-            times.learn(2, 1.0, 0.7)
+            times.of(1).learn(2, 1.0, 0.7)
     for _ in range(2000):
-        times.learn(1, 1.0, 1.0)
-    assert times.correction(2) == pytest.approx(0.7)
+        times.of(1).learn(1, 1.0, 1.0)
+    assert times.of(1).correction(2) == pytest.approx(0.7)
 
 
 def test_what_was_learned_of_other_predictions_is_kept() -> None:
@@ -174,26 +174,29 @@ def test_what_was_learned_of_other_predictions_is_kept() -> None:
     times = StepTimes()
     for batch in (1, 2, 8):
         for _ in range(9):
-            times.learn(1, 1.0, 1.0, batch)
-            times.learn(1, 1.0, 1.0, batch)
-            times.learn(4, 1.0, 1.5, batch)
-    assert times.correction(4, 8) == 1.5
+            times.of(batch).learn(1, 1.0, 1.0)
+            times.of(batch).learn(1, 1.0, 1.0)
+            times.of(batch).learn(4, 1.0, 1.5)
+    assert times.of(8).correction(4) == 1.5
     times.keep(lambda batch, rows: (batch, rows) != (8, 4))
-    assert [times.correction(4, batch) for batch in (1, 2, 8)] == [1.5, 1.5, 1.0]
-    assert times.known(1, 8)
-    assert math.isnan(times.slowness(8)), "it was relative to that correction"
-    assert times.slowness(2) == 1.0
+    assert [times.of(batch).correction(4) for batch in (1, 2, 8)] == [1.5, 1.5, 1.0]
+    assert times.of(8).known(1)
+    assert math.isnan(times.of(8).slowness()), "it was relative to that correction"
+    assert times.of(2).slowness() == 1.0
 
 
 def test_batches_of_about_the_same_size_are_timed_together() -> None:
     """Where answers come and go, no size has enough steps of its own; a restart changes nothing."""
     times = StepTimes()
     for batch in (5, 6, 8, 7) * 8:
-        times.learn(1, 1.0, 1.0, batch)
-        times.learn(2, 1.0, 1.25, batch)
+        times.of(batch).learn(1, 1.0, 1.0)
+        times.of(batch).learn(2, 1.0, 1.25)
     for known in (times, StepTimes.from_record(times.to_record())):
-        assert [known.correction(2, batch) for batch in range(4, 10)] == [1, *[1.25] * 4, 1]
-        assert [known.known(2, batch) for batch in (1, 2, 4, 5, 9)] == [False] * 3 + [True, False]
+        assert [known.of(batch).correction(2) for batch in range(4, 10)] == [1, *[1.25] * 4, 1]
+        assert [known.of(batch).known(2) for batch in (1, 2, 4, 5, 9)] == [False] * 3 + [
+            True,
+            False,
+        ]
 
 
 def test_a_plain_step_that_was_due_and_not_timed_is_repeated_once() -> None:
@@ -201,10 +204,10 @@ def test_a_plain_step_that_was_due_and_not_timed_is_repeated_once() -> None:
     times = StepTimes()
     due = []
     for step in range(40):
-        due.append(times.plain_is_due(16))
+        due.append(times.of(1).plain_is_due(16))
         if due[-1]:
-            times.learn(1, 1.0, math.nan)
-        assert not times.known(1)
+            times.of(1).learn(1, 1.0, math.nan)
+        assert not times.of(1).known(1)
         assert step < 15 or due[15]
     assert [i for i, one in enumerate(due) if one] == [15, 16, 31, 32]
 

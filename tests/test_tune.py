@@ -15,23 +15,20 @@ import pytest
 from simulated import cliff, sequence, step_result, timings
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
 
-from redrafter_mlx.autotune import profiler
+from redrafter_mlx.autotune import overheads, profiler, timed_calls
 from redrafter_mlx.autotune.batch_policy import BatchPolicy
 from redrafter_mlx.autotune.cost_model import (
     DRAFT_LENGTHS,
     FEW_ROWS,
     LONG_ROWS,
     ROWS,
-    SHORT_CONTEXT,
     CostModel,
-    Setup,
-    Timings,
     cost_model,
-    saved_timings,
 )
-from redrafter_mlx.autotune.profiler import Profiler, setup_of
-from redrafter_mlx.autotune.step_times import StepTimes
+from redrafter_mlx.autotune.profiler import Profiler
+from redrafter_mlx.autotune.step_times import SizeTimes, StepTimes
 from redrafter_mlx.autotune.timed_calls import Call, drafting_call, random_tree
+from redrafter_mlx.autotune.timings import SHORT_CONTEXT, Setup, Timings, saved_timings, setup_of
 from redrafter_mlx.autotune.tuner import Tuner
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.cli.generate import print_answer
@@ -78,7 +75,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
     monkeypatch.setattr("redrafter_mlx.autotune.tuner.saved_timings", saved_timings)
     monkeypatch.setattr(Profiler, "measure_all", lambda *args: stand_in.measure_all(*args))
-    monkeypatch.setattr(StepTimes, "learn", lambda *_: None)
+    monkeypatch.setattr(SizeTimes, "learn", lambda *_: None)
     return stand_in
 
 
@@ -178,9 +175,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         clock.now += 1.0
         return 0.5
 
-    monkeypatch.setattr(profiler, "time", clock)
-    monkeypatch.setattr(profiler, "seconds_of", seconds_of)
+    for module in (profiler, overheads):
+        monkeypatch.setattr(module, "time", clock)
+    time_calls_by(monkeypatch, seconds_of)
     return clock
+
+
+def time_calls_by(
+    monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[Target, Call, int], float]
+) -> None:
+    for module in (profiler, timed_calls):
+        monkeypatch.setattr(module, "seconds_of", seconds_of)
 
 
 def in_use(model: nn.Module) -> Profiler:
@@ -258,7 +263,7 @@ def test_what_steps_taught_goes_with_the_costs_that_it_corrects(
         for _ in range(2):
             tuner.measure_a_little(seconds=1e6, steps=1000)
         assert clock.now > before
-        assert (times.correction(4, 1), times.correction(2, 8)) == (alone, 1.0)
+        assert (times.of(1).correction(4), times.of(8).correction(2)) == (alone, 1.0)
     assert bench.asked == 1
 
 
@@ -273,7 +278,7 @@ def test_what_another_process_has_measured_is_used_and_the_corrections_of_older_
     Timings(mine.setup, {("call", 1, SHORT_CONTEXT): 2.0, eight: 2.5}).save()
     mine.measure_a_little(seconds=1e-9, steps=1)
     assert mine.costs.verify(8, SHORT_CONTEXT) == 2.5
-    assert (times.correction(4, 1), times.correction(2, 8)) == (1.0, 1.0)
+    assert (times.of(1).correction(4), times.of(8).correction(2)) == (1.0, 1.0)
 
 
 def test_probes_are_paid_anew_when_costs_become_seconds(bench: Bench, model: nn.Module) -> None:
@@ -559,8 +564,8 @@ def test_measuring_for_batches_keeps_what_a_quieter_machine_took(
 ) -> None:
     """`bench --batch-size` on a busy machine took the place of a profile of a quiet one."""
     machine, slowness = profile(widest=1), 1.0
-    monkeypatch.setattr(profiler, "seconds_of", lambda *_: slowness)
-    monkeypatch.setattr(profiler, "step_seconds", lambda *_: 3.0 * slowness)
+    time_calls_by(monkeypatch, lambda *_: slowness)
+    monkeypatch.setattr(overheads, "step_seconds", lambda *_: 3.0 * slowness)
     alone = dict(machine.measure_all(budget=60.0).seconds)
     machine.batch, slowness = 4, 5.0
     together = machine.measure_all(budget=60.0).seconds
@@ -595,13 +600,13 @@ def test_what_was_measured_together_is_not_measured_again_after_answers() -> Non
 def test_a_call_is_timed_after_one_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in the decoding loop: the first call after another kind allocates other buffers."""
     machine, calls = profile(widest=1), list[Call]()
-    honest = profiler.seconds_of
+    honest = timed_calls.seconds_of
 
     def recording(target: Target, call: Call, times: int) -> float:
         calls.append(call)
         return honest(target, call, times)
 
-    monkeypatch.setattr(profiler, "seconds_of", recording)
+    time_calls_by(monkeypatch, recording)
     machine.measure_all(budget=60.0)
     repeats = calls[len(machine.cases()) :]
     assert len(repeats) >= 4 * len(machine.cases())
@@ -639,7 +644,7 @@ def test_the_overhead_of_a_step_is_told_apart_from_a_machine_that_becomes_slower
         return (clock[0] - began) / steps + (0.25 if rows == 1 else 0.5)
 
     monkeypatch.setattr(target, "verify", slower)
-    monkeypatch.setattr(profiler, "step_seconds", step)
+    monkeypatch.setattr(overheads, "step_seconds", step)
     monkeypatch.setattr(profiler.time, "perf_counter", tick)
     costs = costs_of(machine.measure_all(budget=60.0))
     assert costs.plain_overhead == pytest.approx(0.25, abs=0.02)
@@ -652,8 +657,8 @@ def test_a_plain_step_may_take_less_than_its_call_alone(
     monkeypatch: pytest.MonkeyPatch, measured: float, kept: float
 ) -> None:
     machine = profile(widest=2)
-    monkeypatch.setattr(profiler, "seconds_of", lambda *_: 1.0)
-    monkeypatch.setattr(profiler, "step_seconds", lambda d, *_: 1 + measured + (d.shape != PLAIN))
+    time_calls_by(monkeypatch, lambda *_: 1.0)
+    monkeypatch.setattr(overheads, "step_seconds", lambda d, *_: 1 + measured + (d.shape != PLAIN))
     costs = costs_of(machine.measure_all(budget=0.0))
     assert costs.plain_overhead == kept
     assert costs.step(PLAIN, 128) == 1.0 + kept

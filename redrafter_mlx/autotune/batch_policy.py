@@ -28,7 +28,7 @@ from redrafter_mlx.autotune.copy_choice import CopyTree, Drafted, best_copies
 from redrafter_mlx.autotune.cost_model import CostModel
 from redrafter_mlx.autotune.probe_budget import ProbeBudget
 from redrafter_mlx.autotune.shape_costs import ShapeCosts
-from redrafter_mlx.autotune.step_times import StepTimes, size_class
+from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import MAX_BEAM_LENGTH, PLAIN, BeamShape
 from redrafter_mlx.decoding.copies import CopyPlan
 from redrafter_mlx.decoding.prefix_cache import common_prefix
@@ -205,7 +205,7 @@ class BatchPolicy:
         batch = len(steps)
         largest = max(steps, key=lambda step: step.shape.nodes)
         shape, nodes, seconds = largest.shape, largest.query_rows, largest.seconds
-        self._times.learn(nodes, self._costs.predicted(shape, batch), seconds, batch)
+        self._times.of(batch).learn(nodes, self._costs.predicted(shape, batch), seconds)
         self._stale = self._costs.correct() or self._stale
         if shape in self._probes:
             while self._probes.popleft() != shape:
@@ -221,7 +221,7 @@ class BatchPolicy:
         while not all(row in planned.copies for row in copied):
             planned = self._copied.popleft()  # all rows of that plan have ended
         # The cost model is off for this step by about as much as for others.
-        seconds = steps[0].seconds / self._times.slowness(len(rows))
+        seconds = steps[0].seconds / self._times.of(len(rows)).slowness()
         seconds -= self._costs.drafting(planned.drafted, len(rows))
         return planned, seconds / planned.seconds
 
@@ -287,18 +287,19 @@ class BatchPolicy:
 
     def _plain_first(self) -> bool:
         """Whether to take a plain step so that it is timed, and drafts can be compared with it."""
-        due, batch = self._times.plain_is_due, self._costs.batch
-        if self._times.known(PLAIN.nodes, batch):
+        batch = self._costs.batch
+        times = self._times.of(batch)
+        if times.known(PLAIN.nodes):
             # A batch's drafted steps are uncertain until enough are compared with plain ones.
-            unsure = batch > 1 and not self._times.known(self.shapes[self._best].nodes, batch)
-            every = _PLAIN_SOON if self._times.surprised(batch) else _PLAIN_AGAIN
-            return due(_PLAIN_EVERY if unsure else every, batch)
+            unsure = batch > 1 and not times.known(self.shapes[self._best].nodes)
+            every = _PLAIN_SOON if times.surprised() else _PLAIN_AGAIN
+            return times.plain_is_due(_PLAIN_EVERY if unsure else every)
         if batch > 1:
-            self._plain_steps[size_class(batch)] += 1
-            return self._plain_steps[size_class(batch)] <= _MOST_PLAIN or due(_PLAIN_SELDOM, batch)
+            self._plain_steps[times.size] += 1
+            return self._plain_steps[times.size] <= _MOST_PLAIN or times.plain_is_due(_PLAIN_SELDOM)
         # Even a gain that seems sure may be that of a plain step timed while the machine was busy.
         sure = self._pace(self._best) >= _SURE_GAIN * self._pace(0)
-        return due(_PLAIN_SELDOM if sure else _PLAIN_EVERY)
+        return times.plain_is_due(_PLAIN_SELDOM if sure else _PLAIN_EVERY)
 
     def _draft_after(self, holds: Sequence[float]) -> bool:
         """Whether to draft for the step after copies; `holds` are their chances of full acceptance.

@@ -15,12 +15,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from importlib import metadata
-from itertools import accumulate
-
-import mlx.core as mx
-import mlx.nn as nn
+from functools import partial
 
 from redrafter_mlx.autotune.cost_model import (
     BATCH_LENGTHS,
@@ -28,31 +23,30 @@ from redrafter_mlx.autotune.cost_model import (
     BATCHES,
     DRAFT_LENGTHS,
     FEW_ROWS,
-    LONG_CONTEXT,
     LONG_ROWS,
     MOST_NODES,
-    OVERHEADS,
     ROWS,
+)
+from redrafter_mlx.autotune.overheads import measure_overheads
+from redrafter_mlx.autotune.timed_calls import (
+    Call,
+    drafting_call,
+    next_seconds,
+    seconds_of,
+    verification_call,
+)
+from redrafter_mlx.autotune.timings import (
+    LONG_CONTEXT,
     SHORT_CONTEXT,
     Case,
-    Setup,
     Timings,
     raise_overheads,
 )
-from redrafter_mlx.autotune.timed_calls import Call, drafting_call, seconds_of, verification_call
-from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.decoding.single import decode
-from redrafter_mlx.decoding.step_result import StepResult
+from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.runtime.blas import BLAS
-from redrafter_mlx.runtime.device import chip_name, dtype_name, system_name
-from redrafter_mlx.runtime.launched import launch_name
-from redrafter_mlx.speculation.sampling import sequence_keys
-from redrafter_mlx.target.fingerprint import shapes_hash
 from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
-from redrafter_mlx.version import __version__
 
 SHARE = 0.02
 """Share of the answers' time that measuring may take."""
@@ -60,9 +54,6 @@ SHARE = 0.02
 _REPEATS = 3
 _PRICE = 2 * (_REPEATS + 1)
 """Maximum cost of one measurement, in steps: its first call compiles."""
-
-_STEPS = 6
-"""Number of steps that are compared with their parts."""
 
 _BUDGET = 6.0
 """Seconds for the first call of every case, again for repeats, and again for overheads."""
@@ -82,9 +73,6 @@ most: a machine that was busy for its few repeats would rule out its row count."
 _TAKEN = 2
 """Number of measurements of a case, after different answers: one may be taken while the machine is
 busy, and the shortest is kept for all later processes."""
-
-_BURST, _MOST_CALLS = 0.02, 8
-"""Seconds of short calls that are submitted at once, and their maximum number."""
 
 
 class Profiler:
@@ -188,7 +176,7 @@ class Profiler:
         for case in seconds.keys() & known.keys():
             seconds[case] = min(seconds[case], known[case])
         overheads = {case: s for case, s in known.items() if case[0] == "overhead"}
-        seconds |= overheads or self._overheads(timings, budget)
+        seconds |= overheads or self._overheads(seconds, budget)
         raise_overheads(seconds)
         tell(1.0)
         self.timings = timings
@@ -211,6 +199,12 @@ class Profiler:
             caches[second] = self._target.new_cache()
         return verification_call(self._target, caches[second], first, second)
 
+    def _overheads(self, seconds: Mapping[Case, float], budget: float) -> dict[Case, float]:
+        caches: dict[int, TreeCache] = {}
+        one_row = seconds["call", 1, SHORT_CONTEXT]
+        call = partial(self._call, caches=caches)
+        return measure_overheads(self._target, self._drafter, self._widest, call, one_row, budget)
+
     def _times(self, tell: Callable[[float], None], budget: float) -> dict[Case, list[float]]:
         """Measure the seconds of each case, interleaved."""
         calls: dict[Case, Call] = {}
@@ -229,7 +223,7 @@ class Profiler:
         began = time.perf_counter()
         for done in range(1, _MOST_ROUNDS + 1):
             for case, call in calls.items():
-                times[case].append(_next_seconds(self._target, call))
+                times[case].append(next_seconds(self._target, call))
             spent = time.perf_counter() - began
             tell(0.5 + max(done / _MOST_ROUNDS, min(spent / (_PATIENCE * budget), 1.0)) / 2)
             if done < _LEAST_ROUNDS:
@@ -240,55 +234,8 @@ class Profiler:
         times = {case: t[1:] for case, t in times.items()}  # the first one compiled kernels
         for _ in range(_MOST_DOUBTS):
             for case in _doubted(times):
-                times[case].append(_next_seconds(self._target, calls[case]))
+                times[case].append(next_seconds(self._target, calls[case]))
         return times
-
-    def _overheads(self, timings: Timings, budget: float) -> dict[Case, float]:
-        """Measure a step's overhead beyond its parts: plain, with one beam and with several.
-
-        A step and its parts are measured in turn, and the shortest of each are compared: the
-        overhead is small, and other work on the machine adds more. Plain steps can take less than a
-        call alone, as the host works ahead. Despite noise, a plain step gets the smallest overhead
-        and a step with several beams the largest, and none is more than a one-row call, or takes
-        off more than half of one.
-        """
-        caches: dict[int, TreeCache] = {}
-        parts: dict[BeamShape, list[Call]] = {}
-        for shape in OVERHEADS if self._drafter is not None else [PLAIN]:
-            shape = replace(shape, width=min(shape.width, self._widest or 1))
-            parts[shape] = [self._call(("call", shape.nodes, SHORT_CONTEXT), caches)]
-            if shape != PLAIN:
-                parts[shape].append(self._call(("draft", shape.width, shape.length), caches))
-        steps: list[list[float]] = [[] for _ in parts]
-        sums: list[list[float]] = [[] for _ in parts]
-        prompt = [(7 * i + 1) % self._target.vocab_size for i in range(SHORT_CONTEXT)]
-        began = time.perf_counter()
-        while not steps[0] or (len(steps[0]) < _REPEATS and time.perf_counter() - began < budget):
-            for i, (shape, calls) in enumerate(parts.items()):
-                decoder = Decoder(self._target, self._drafter, shape, SamplingParams())
-                steps[i].append(step_seconds(decoder, prompt, _STEPS))
-                with BLAS.threads_by_rows():
-                    sums[i].append(sum(_shortest_seconds(self._target, call) for call in calls))
-        most = timings.seconds["call", 1, SHORT_CONTEXT]
-        found = [min(s) - min(p) for s, p in zip(steps, sums, strict=True)]
-        rising = [*accumulate((max(-most / 2, min(rest, most)) for rest in found), max)]
-        cases: list[Case] = [("overhead", s.width, s.length) for s in OVERHEADS]
-        of_copies = max(rising[-1], 0.0)  # without a drafter nothing else is drafted
-        return dict(zip(cases, [*rising, of_copies, of_copies], strict=False))
-
-
-def setup_of(model: nn.Module, target: Target, drafter: str) -> Setup:
-    """Return the setup that times hold for; `drafter` is equal for drafters with equal times."""
-    return Setup(
-        chip=f"{mx.default_device().type.name} {chip_name()}",
-        model=f"{target.model_type} {shapes_hash(model)}",
-        drafter=drafter,
-        dtype=dtype_name(target.dtype),
-        mlx=metadata.version("mlx"),
-        blas=BLAS.library or BLAS.note,
-        launch=launch_name(),
-        others=f"{system_name()}, mlx-lm {metadata.version('mlx-lm')}, {__version__}",
-    )
 
 
 def _settled(times: Mapping[Case, Sequence[float]]) -> bool:
@@ -311,31 +258,3 @@ def _doubted(times: Mapping[Case, Sequence[float]]) -> list[Case]:
             for (_, n, there), other in calls.items()
         )
     ]
-
-
-def step_seconds(decoder: Decoder, prompt: list[int], steps: int) -> float:
-    """Measure a step of the decoding loop after a prompt: of `steps`, the shortest half in a row.
-
-    Single steps would not do: one that is read late makes the next one seem short.
-    """
-    read: list[float] = []
-
-    def finished(_: StepResult) -> bool:
-        read.append(time.perf_counter())
-        return len(read) == steps + 2  # the prompt, and a first step that compiles
-
-    for _ in decode(decoder, decoder.new_cache(), 0, prompt, sequence_keys(0), finished):
-        pass
-    half = steps // 2
-    return min(b - a for a, b in zip(read[1:], read[1 + half :], strict=False)) / half
-
-
-def _next_seconds(target: Target, call: Call) -> float:
-    """Return the seconds of a call that follows one like it, the mean of several short ones."""
-    first = seconds_of(target, call, 1)
-    return seconds_of(target, call, max(1, min(_MOST_CALLS, int(_BURST / max(first, 1e-9)))))
-
-
-def _shortest_seconds(target: Target, call: Call) -> float:
-    """Return the shortest of as many measurements as there are steps to compare it with."""
-    return min(_next_seconds(target, call) for _ in range(_STEPS // 2))

@@ -51,7 +51,8 @@ class ShapeCosts:
 
     def correct(self) -> bool:
         """Correct the predicted seconds by the measured times; return whether that changed any."""
-        factors = [self._times.correction(n, self.batch) for n in self._counts.tolist()]
+        times = self._times.of(self.batch)
+        factors = [times.correction(n) for n in self._counts.tolist()]
         seconds: Array = self._predicted * np.array(factors)[self._of_count]
         changed = not np.array_equal(seconds, self.seconds)
         self.seconds = seconds
@@ -59,8 +60,8 @@ class ShapeCosts:
 
     def timed(self) -> Mask:
         """Whether each shape's cost is certain: its steps were timed, or it has one query row."""
-        alone, known = self.batch == 1, self._times.known
-        timed = [alone or n == PLAIN.nodes or known(n, self.batch) for n in self._counts.tolist()]
+        alone, known = self.batch == 1, self._times.of(self.batch).known
+        timed = [alone or n == PLAIN.nodes or known(n) for n in self._counts.tolist()]
         return np.array(timed)[self._of_count]
 
     def predicted(self, shape: BeamShape, batch: int) -> float:
@@ -78,10 +79,10 @@ class ShapeCosts:
     def drafting(self, shape: BeamShape, batch: int) -> float:
         """Return the seconds of a step's drafting, corrected like those of the whole step."""
         seconds = self._costs.drafting(shape.width, shape.length, batch)
-        return seconds * self._times.correction(shape.nodes, batch)
+        return seconds * self._times.of(batch).correction(shape.nodes)
 
     def without_drafting(self, shape: BeamShape) -> float:
         """Return the corrected seconds of a step whose drafts exist already."""
         seconds = self.predicted(shape, self.batch)
-        seconds *= self._times.correction(shape.nodes, self.batch)
+        seconds *= self._times.of(self.batch).correction(shape.nodes)
         return seconds - self.drafting(shape, self.batch)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -47,112 +47,73 @@ def size_class(batch: int) -> int:
     return 1 << (batch - 1).bit_length()
 
 
-class StepTimes:
-    """Step times relative to their predictions, separately for each class of batch sizes."""
+class SizeTimes:
+    """Step times of one class of batch sizes, relative to their predictions.
 
-    def __init__(self) -> None:
-        self._recent: dict[int, deque[tuple[int, float]]] = {}  # query rows, measured / predicted
-        self._by_rows: dict[tuple[int, int], deque[float]] = {}  # relative to plain steps
-        self._of_batches: dict[int, deque[float]] = {}  # of steps with drafts, any query rows
-        self._corrections: dict[int, dict[int, float]] = {}  # by batch, then by known row count
-        self._others: dict[int, float] = {}  # correction of a batch's other row counts
-        self._since_plain: Counter[int] = Counter()  # steps by batch
-        self._since_forgotten: Counter[int] = Counter()  # timed steps by batch
-        self._due: set[int] = set()  # batches whose plain step was due, and is unread
-        self._untimed: set[int] = set()  # batches whose plain step was due, and was not timed
+    size: the largest batch size of the class
+    """
 
-    def learn(self, rows: int, predicted: float, seconds: float, batch: int = 1) -> None:
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._recent: deque[tuple[int, float]] = deque(maxlen=_RECENT)  # rows, measured / predicted
+        self._by_rows: dict[int, deque[float]] = {}  # relative to plain steps
+        self._drafted: deque[float] = deque(maxlen=_MOST)  # of a batch, any number of query rows
+        self._corrections: dict[int, float] = {}  # of known row counts
+        self._others = 1.0  # correction of a batch's other row counts
+        self._since_plain = 0  # steps
+        self._since_forgotten = 0  # timed steps
+        self._due = False  # whether a plain step was due, and is unread
+        self._untimed = False  # whether the plain step that was due was not timed
+
+    def learn(self, rows: int, predicted: float, seconds: float) -> None:
         """Record a step with `rows` query rows per batch row; NaN seconds are ignored."""
-        batch = size_class(batch)
-        if rows == 1 and batch in self._due:
-            self._due.discard(batch)
-            if math.isnan(seconds):
-                self._untimed.add(batch)
+        if rows == 1 and self._due:
+            self._due, self._untimed = False, math.isnan(seconds)
         if math.isnan(seconds):
             return
-        recent = self._recent.setdefault(batch, deque(maxlen=_RECENT))
         ratio = seconds / predicted
         if rows == 1:
-            for other in {of for of, _ in recent if of > 1}:
-                theirs = [each for of, each in recent if of == other]
+            for other in {of for of, _ in self._recent if of > 1}:
+                theirs = [each for of, each in self._recent if of == other]
                 if len(theirs) >= _COMPARED:
-                    self._compare(other, statistics.median(theirs) / ratio, batch)
-            slowness = self.slowness(batch)
-            self._samples(1, batch).append(1.0 if math.isnan(slowness) else ratio / slowness)
+                    self._compare(other, statistics.median(theirs) / ratio)
+            slowness = self.slowness()
+            self._samples(1).append(1.0 if math.isnan(slowness) else ratio / slowness)
         else:
             # A row count that is not known yet is compared with others: that leads nowhere else.
-            known = self.known(rows, batch)
+            known = self.known(rows)
             comparable = [
-                each / self.correction(of, batch)
-                for of, each in recent
+                each / self.correction(of)
+                for of, each in self._recent
                 if of == 1 or (of != rows and not known)
             ]
             if len(comparable) >= _COMPARED:
-                self._compare(rows, ratio / statistics.median(comparable), batch)
-        recent.append((rows, ratio))
-        self._since_forgotten[batch] += 1
-        if self._since_forgotten[batch] == _FORGET_EVERY:
-            self._since_forgotten[batch] = 0
-            self._forget(batch)
+                self._compare(rows, ratio / statistics.median(comparable))
+        self._recent.append((rows, ratio))
+        self._since_forgotten += 1
+        if self._since_forgotten == _FORGET_EVERY:
+            self._since_forgotten = 0
+            self._forget()
 
-    def slowness(self, batch: int = 1) -> float:
+    def slowness(self) -> float:
         """Return the recent ratio of measured to corrected seconds; NaN before the first step."""
-        batch = size_class(batch)
-        recent = self._recent.get(batch, ())
-        return statistics.median(
-            [ratio / self.correction(rows, batch) for rows, ratio in recent] or [math.nan]
-        )
+        ratios = [ratio / self.correction(rows) for rows, ratio in self._recent]
+        return statistics.median(ratios or [math.nan])
 
-    def known(self, rows: int, batch: int = 1) -> bool:
+    def known(self, rows: int) -> bool:
         """Whether enough steps with `rows` query rows were recorded to correct their cost."""
-        return len(self._by_rows.get((size_class(batch), rows), ())) >= _ENOUGH
+        return len(self._by_rows.get(rows, ())) >= _ENOUGH
 
-    def correction(self, rows: int, batch: int = 1) -> float:
+    def correction(self, rows: int) -> float:
         """Return the factor on the predicted seconds of a step with `rows` query rows.
 
         It is 1 for plain steps. If too few steps had that many rows, it is the mean of the known
         row counts: the profile may be wrong about one row, with which all are compared. The costs
         of batches are less certain, and corrected by any drafted steps until one is known.
         """
-        if rows == 1:
-            return 1.0
-        batch = size_class(batch)
-        return self._corrections.get(batch, {}).get(rows, self._others.get(batch, 1.0))
+        return 1.0 if rows == 1 else self._corrections.get(rows, self._others)
 
-    def _samples(self, rows: int, batch: int) -> deque[float]:
-        return self._by_rows.setdefault((batch, rows), deque(maxlen=_MOST))
-
-    def _compare(self, rows: int, relative: float, batch: int) -> None:
-        """Record a comparison of steps with drafts and plain ones, relative to the predictions."""
-        self._samples(rows, batch).append(relative)
-        if batch > 1:
-            self._of_batches.setdefault(batch, deque(maxlen=_MOST)).append(relative)
-        self._find_corrections(batch)
-
-    def _find_corrections(self, batch: int) -> None:
-        """Find the corrections of a batch size anew, as its comparisons have changed."""
-        self._corrections[batch] = found = {
-            rows: statistics.median(ratios)
-            for (of, rows), ratios in self._by_rows.items()
-            if of == batch and rows > 1 and self.known(rows, batch)
-        }
-        drafted = self._of_batches.get(batch, ())
-        if found:
-            self._others[batch] = statistics.geometric_mean(found.values())
-        else:
-            self._others[batch] = statistics.median(drafted) if len(drafted) >= _FEW else 1.0
-
-    def _forget(self, batch: int) -> None:
-        """Forget one comparison of each row count that seemed too expensive.
-
-        Plain steps are kept: the others are compared with them.
-        """
-        for (of, rows), ratios in self._by_rows.items():
-            if of == batch and rows > 1 and ratios and statistics.median(ratios) > 1:
-                ratios.popleft()
-        self._find_corrections(batch)
-
-    def plain_is_due(self, every: int, batch: int = 1) -> bool:
+    def plain_is_due(self, every: int) -> bool:
         """Count a step that is about to be chosen; whether it should be plain, as one in `every`.
 
         One that was not timed, as it compiled its graph, is repeated once.
@@ -160,51 +121,114 @@ class StepTimes:
         Steps with drafts alone cannot tell that drafts became more expensive (on a hot machine, or
         one without mains power) from a machine that became slower for all steps.
         """
-        batch = size_class(batch)
-        self._since_plain[batch] += 1
-        if batch in self._untimed:
-            self._untimed.discard(batch)
+        self._since_plain += 1
+        if self._untimed:
+            self._untimed = False
             return True
-        if self._since_plain[batch] < every:
+        if self._since_plain < every:
             return False
-        self._since_plain[batch] = 0
-        self._due.add(batch)
+        self._since_plain, self._due = 0, True
         return True
 
-    def surprised(self, batch: int = 1) -> bool:
+    def surprised(self) -> bool:
         """Whether the last plain step took another time than the steps before it say."""
-        last = [*self._by_rows.get((size_class(batch), 1), ())][-1:]
+        last = [*self._by_rows.get(1, ())][-1:]
         return any(not 1 / _SURPRISE < ratio < _SURPRISE for ratio in last)
 
     def keep(self, unchanged: Callable[[int, int], bool]) -> None:
         """Keep what is known of the (batch, query rows) whose predictions are `unchanged`."""
-        changed = {key for key in self._by_rows if not unchanged(*key)}
-        self._by_rows = {k: ratios for k, ratios in self._by_rows.items() if k not in changed}
-        for batch in {batch for batch, _ in changed}:
-            self._recent.pop(batch, None)
-            self._of_batches.pop(batch, None)
-            self._find_corrections(batch)
+        kept = {rows: r for rows, r in self._by_rows.items() if unchanged(self.size, rows)}
+        if len(kept) < len(self._by_rows):
+            self._by_rows = kept
+            self._recent.clear()
+            self._drafted.clear()
+            self._find_corrections()
+
+    def restore(
+        self, by_rows: Mapping[int, deque[float]], drafted: deque[float], since: int
+    ) -> None:
+        """Go on with another process's comparisons, of each row count and of all drafted steps.
+
+        since: number of timed steps since some of them were forgotten
+        """
+        self._by_rows, self._drafted = {**by_rows}, drafted
+        self._since_forgotten = since % _FORGET_EVERY
+        self._find_corrections()
+
+    def to_record(self) -> tuple[list[list[object]], list[object]]:
+        """Return a record's parts: those of the row counts, and one of the other comparisons."""
+        by_rows: list[list[object]] = [
+            [self.size, rows, [*ratios]] for rows, ratios in self._by_rows.items() if ratios
+        ]
+        return by_rows, [self.size, self._since_forgotten, [*self._drafted]]
+
+    def _samples(self, rows: int) -> deque[float]:
+        return self._by_rows.setdefault(rows, deque(maxlen=_MOST))
+
+    def _compare(self, rows: int, relative: float) -> None:
+        """Record a comparison of steps with drafts and plain ones, relative to the predictions."""
+        self._samples(rows).append(relative)
+        if self.size > 1:
+            self._drafted.append(relative)
+        self._find_corrections()
+
+    def _find_corrections(self) -> None:
+        """Find the corrections anew, as the comparisons have changed."""
+        self._corrections = {
+            rows: statistics.median(ratios)
+            for rows, ratios in self._by_rows.items()
+            if rows > 1 and self.known(rows)
+        }
+        if self._corrections:
+            self._others = statistics.geometric_mean(self._corrections.values())
+        else:
+            enough = len(self._drafted) >= _FEW
+            self._others = statistics.median(self._drafted) if enough else 1.0
+
+    def _forget(self) -> None:
+        """Forget one comparison of each row count that seemed too expensive.
+
+        Plain steps are kept: the others are compared with them.
+        """
+        for rows, ratios in self._by_rows.items():
+            if rows > 1 and ratios and statistics.median(ratios) > 1:
+                ratios.popleft()
+        self._find_corrections()
+
+
+class StepTimes:
+    """Step times of all batch sizes."""
+
+    def __init__(self) -> None:
+        self._by_size: dict[int, SizeTimes] = {}
+
+    def of(self, batch: int) -> SizeTimes:
+        """Return the step times of the class of a batch size."""
+        size = size_class(batch)
+        return self._by_size.setdefault(size, SizeTimes(size))
+
+    def keep(self, unchanged: Callable[[int, int], bool]) -> None:
+        """Keep what is known of the (batch, query rows) whose predictions are `unchanged`."""
+        for times in self._by_size.values():
+            times.keep(unchanged)
 
     def to_record(self) -> dict[str, object]:
         """Return a record of the corrections for a file; `from_record` is the inverse."""
-        by_rows = [[*key, [*ratios]] for key, ratios in self._by_rows.items() if ratios]
-        batches = [
-            [batch, since, [*self._of_batches.get(batch, ())]]
-            for batch, since in self._since_forgotten.items()
-        ]
-        return {"by_rows": by_rows, "batches": batches}
+        parts = [times.to_record() for times in self._by_size.values()]
+        by_rows = [row for rows, _ in parts for row in rows]
+        return {"by_rows": by_rows, "batches": [batch for rows, batch in parts if rows]}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> StepTimes:
         """Read a record; raises ValueError, TypeError or KeyError if it cannot be corrections."""
-        times = cls()
+        times, by_rows = cls(), defaultdict[int, dict[int, deque[float]]](dict)
         for batch, rows, ratios in record["by_rows"]:
-            times._by_rows[size_class(int(batch)), int(rows)] = _measured(ratios)
+            by_rows[size_class(int(batch))][int(rows)] = _measured(ratios)
         for batch, since, ratios in record["batches"]:
-            times._since_forgotten[size_class(int(batch))] = int(since) % _FORGET_EVERY
-            times._of_batches[size_class(int(batch))] = _measured(ratios)
-        for batch in {of for of, _ in times._by_rows} | {*times._of_batches}:
-            times._find_corrections(batch)
+            of = times.of(int(batch))
+            of.restore(by_rows.pop(of.size, {}), _measured(ratios), int(since))
+        for size, known in by_rows.items():
+            times.of(size).restore(known, deque(maxlen=_MOST), 0)
         return times
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from redrafter_mlx.autotune.cost_model import SHORT_CONTEXT
+from redrafter_mlx.autotune.timings import SHORT_CONTEXT
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.interface import Drafter, Seen
 from redrafter_mlx.runtime.blas import BLAS
@@ -17,6 +17,9 @@ from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
 
 Call = Callable[[], Sequence[mx.array]]
+
+_BURST, _MOST_CALLS = 0.02, 8
+"""Seconds of short calls that are submitted at once, and their maximum number."""
 
 
 def random_tree(rows: int, vocab: int) -> TokenTree:
@@ -81,3 +84,9 @@ def seconds_of(target: Target, call: Call, times: int) -> float:
             mx.async_eval(*last)
         mx.eval(*last)
         return (time.perf_counter() - began) / times
+
+
+def next_seconds(target: Target, call: Call) -> float:
+    """Return the seconds of a call that follows one like it, the mean of several short ones."""
+    first = seconds_of(target, call, 1)
+    return seconds_of(target, call, max(1, min(_MOST_CALLS, int(_BURST / max(first, 1e-9)))))

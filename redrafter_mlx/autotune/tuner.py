@@ -17,16 +17,14 @@ from redrafter_mlx.autotune.cost_model import (
     BATCH_LENGTHS,
     BATCHES,
     LEVEL_COST,
-    SHORT_CONTEXT,
     CostModel,
-    Timings,
     cost_model,
-    saved_timings,
 )
 from redrafter_mlx.autotune.learned import Learned, learned_file, save_learned, saved_learned
 from redrafter_mlx.autotune.probe_budget import ProbeBudget
-from redrafter_mlx.autotune.profiler import Profiler, setup_of
+from redrafter_mlx.autotune.profiler import Profiler
 from redrafter_mlx.autotune.step_times import StepTimes
+from redrafter_mlx.autotune.timings import SHORT_CONTEXT, Timings, saved_timings, setup_of
 from redrafter_mlx.config import AcceptMethod, BeamShape
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.runtime.device import backend

@@ -8,7 +8,7 @@ import inspect
 import json
 from pathlib import Path
 
-from redrafter_mlx.autotune.profiler import setup_of
+from redrafter_mlx.autotune.timings import setup_of
 from redrafter_mlx.runtime.atomic_write import write_private_text
 from redrafter_mlx.runtime.device import float32_is_exact
 from redrafter_mlx.runtime.paths import cache_dir
