@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from redrafter_mlx.autotune.copy_statistics import CopyStatistics
+from redrafter_mlx.autotune.copies.statistics import CopyStatistics
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.decoding.step_result import StepResult
 

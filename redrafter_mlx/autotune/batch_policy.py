@@ -7,7 +7,7 @@ evidence about it. Other shapes that seem to promise more are probed, as far as 
 The rows of a batch share one shape. It is chosen by the cost of all rows together and by the mean
 number of tokens per row, so that drafting stops where a batch fills the device by itself.
 
-Copies of the text (prompt lookup) are chosen again at every step, by the length of the matches.
+Copies of the text (prompt lookup) have a policy of their own, see `copies/`.
 
 Everything here is arithmetic on the host with the reports of earlier steps.
 """
@@ -17,24 +17,20 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
 from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
 from redrafter_mlx.autotune.candidates import candidates
-from redrafter_mlx.autotune.copy_choice import CopyTree, Drafted, best_copies
+from redrafter_mlx.autotune.copies.policy import CopyPolicy, ShapeInUse
 from redrafter_mlx.autotune.cost_model import CostModel
 from redrafter_mlx.autotune.probe_budget import ProbeBudget
 from redrafter_mlx.autotune.shape_costs import ShapeCosts
 from redrafter_mlx.autotune.step_times import StepTimes
-from redrafter_mlx.config import MAX_BEAM_LENGTH, PLAIN, BeamShape
+from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.decoding.copies import CopyPlan
-from redrafter_mlx.decoding.prefix_cache import common_prefix
 from redrafter_mlx.decoding.row import Row
 from redrafter_mlx.decoding.step_result import StepResult
-from redrafter_mlx.drafting.prompt_lookup import Copy
 
 _MARGIN = 0.01
 """Minimum relative gain for which another shape replaces the current one: less is noise."""
@@ -63,19 +59,6 @@ _PLAIN_AGAIN, _PLAIN_SOON = 128, 4
 _MOST_PLAIN = 12
 """Maximum number of a batch's first steps that are plain in order to be timed. Steps that share the
 device with other work are never timed, so later ones are tried too, one in _PLAIN_SELDOM."""
-
-
-class _Copied(NamedTuple):
-    """Planned copies by row, and what is predicted of their step.
-
-    nodes:   of the step's largest tree
-    drafted: the largest shape that was drafted before
-    """
-
-    copies: dict[Row, Copy]
-    nodes: int
-    seconds: float
-    drafted: BeamShape
 
 
 class BatchPolicy:
@@ -107,13 +90,11 @@ class BatchPolicy:
         self._plain_steps: Counter[int] = Counter()  # to be timed, by class of batch sizes
         self._probes: deque[BeamShape] = deque()  # unread
         self._stale = True
-        self._copied: deque[_Copied] = deque()  # unread
+        self._copies = CopyPolicy(self.acceptance, self._costs, self._times)
 
     def begin_answer(self) -> None:
         """Give copies that were given up another chance, for the text of an answer that joins."""
-        self.acceptance.copies.begin_answer()
-        if self.acceptance.biased is not None:
-            self.acceptance.biased.copies.begin_answer()
+        self._copies.begin_answer()
 
     def next_shape(self, rows: Sequence[Row]) -> BeamShape:
         """Return the shape to draft with, the same for all rows."""
@@ -137,32 +118,11 @@ class BatchPolicy:
         self, rows: Sequence[Row], drafted: Sequence[BeamShape], drawn: Sequence[bool]
     ) -> list[CopyPlan | None]:
         """Return the copies that gain most time over the trees as they were drafted."""
-        found = [
-            self._drafted(row, shape, was_drawn)
-            for row, shape, was_drawn in zip(rows, drafted, drawn, strict=True)
-        ]
-        largest = max(drafted, key=lambda shape: shape.nodes)
-        choice = self._best_copies(rows, found, largest)
-        if choice is None:
-            return [None] * len(rows)
-        trees, seconds = choice
-        plans = [tree.plan for tree in trees]
-        copies = {row: plan.copies[0] for row, plan in zip(rows, plans, strict=True) if plan}
-        nodes = max(tree.shape.nodes for tree in trees)
-        self._copied.append(_Copied(copies, nodes, seconds, largest))
-        after = self._draft_after([tree.holds for tree in trees])
-        return [plan and replace(plan, draft_after=plan.joined or after) for plan in plans]
+        return self._copies.plan(rows, drafted, drawn, self._in_use, self._expected)
 
     def may_copy(self, rows: Sequence[Row]) -> bool:
-        """Whether the longest matches that the next tokens can complete would be copied.
-
-        Otherwise plain steps need not wait for those tokens. A shorter match is less often right.
-        """
-        longest, found = self._longest_copy, []
-        for row in rows:
-            match = None if row.text_index is None else row.text_index.next_copy(longest)
-            found.append(Drafted(match, PLAIN, [], 1.0))
-        return self._best_copies(rows, found, PLAIN) is not None
+        """Whether copies may be found in the next tokens, so that steps have to wait for those."""
+        return self._copies.may_copy(rows, self._in_use)
 
     def learn(self, rows: Sequence[Row], steps: Sequence[StepResult]) -> None:
         """Record the results of a step, which may come some steps late."""
@@ -174,21 +134,16 @@ class BatchPolicy:
         if not math.isnan(steps[0].seconds):
             self.seconds += steps[0].seconds
             self.steps += 1
-        planned, cost = None, math.nan
         if any(step.copied for step in steps):
-            planned, cost = self._planned(rows, steps)
+            self._copies.learn(rows, steps)
         else:
             self._learn_times(steps)
         for biased in (False, True):
-            mine = [one for one in zip(rows, steps, strict=True) if one[0].learns != biased]
-            copied = [(planned.copies[row], step) for row, step in mine if planned and step.copied]
-            drafts = [step for _, step in mine if not step.copied and step.shape.length > 1]
-            if planned and copied:
-                self.acceptance.of(biased=biased).copies.learn_cost(planned.nodes, cost)
-            for copy, step in copied:
-                n, right = len(copy.tokens), common_prefix(copy.tokens, step.tokens)
-                known = self.acceptance.of(biased=biased).copies
-                known.learn(copy.matched, copy.expected / n, right / n)
+            drafts = [
+                step
+                for row, step in zip(rows, steps, strict=True)
+                if row.learns != biased and not step.copied and step.shape.length > 1
+            ]
             if drafts:
                 self.acceptance.of(biased=biased).learn(*drafts)
                 self._stale = True
@@ -213,47 +168,6 @@ class BatchPolicy:
             gained = sum(len(step.path) for step in steps) / batch
             gained -= self._expected(self.shapes[self._best])
             self._budget.add(gained / self._pace(self._best))
-
-    def _planned(self, rows: Sequence[Row], steps: Sequence[StepResult]) -> tuple[_Copied, float]:
-        """Return what was planned for a step, and its time as a share of the predicted one."""
-        copied = [row for row, step in zip(rows, steps, strict=True) if step.copied]
-        planned = self._copied.popleft()
-        while not all(row in planned.copies for row in copied):
-            planned = self._copied.popleft()  # all rows of that plan have ended
-        # The cost model is off for this step by about as much as for others.
-        seconds = steps[0].seconds / self._times.of(len(rows)).slowness()
-        seconds -= self._costs.drafting(planned.drafted, len(rows))
-        return planned, seconds / planned.seconds
-
-    def _best_copies(
-        self, rows: Sequence[Row], found: Sequence[Drafted], largest: BeamShape
-    ) -> tuple[list[CopyTree], float] | None:
-        """Return the best copies over trees of at most the largest shape; None if none gain."""
-        if not any(row.match for row in found):
-            return None
-        biased = not any(row.learns for row in rows)
-        return best_copies(
-            found,
-            self.acceptance.of(biased=biased).copies,
-            self._pace(self._best),
-            self._costs.without_drafting(largest),
-            self._costs.verification,
-            self._costs.most_nodes,
-        )
-
-    @property
-    def _longest_copy(self) -> int:
-        """Maximum number of drafts in a copy."""
-        return min(MAX_BEAM_LENGTH, self._costs.most_nodes) - 1
-
-    def _drafted(self, row: Row, shape: BeamShape, drawn: bool) -> Drafted:
-        """Return what copies may replace or join in a row."""
-        source = row.copy_source
-        found = [] if source is None else source.copies(1, self._longest_copy)
-        joins = shape != PLAIN and not drawn
-        known = self.acceptance.of(biased=not row.learns)
-        branches = known.accepted_by_depth(shape) if found and joins else []
-        return Drafted(found[0] if found else None, shape, branches, self._expected(shape))
 
     def _choose(self) -> None:
         """Choose the best shape among those with enough evidence, and the shape to probe.
@@ -301,19 +215,11 @@ class BatchPolicy:
         sure = self._pace(self._best) >= _SURE_GAIN * self._pace(0)
         return times.plain_is_due(_PLAIN_SELDOM if sure else _PLAIN_EVERY)
 
-    def _draft_after(self, holds: Sequence[float]) -> bool:
-        """Whether to draft for the step after copies; `holds` are their chances of full acceptance.
-
-        After a fully accepted copy, the match is longer and the next step copies again: drafts
-        would be wasted.
-        """
-        best = self.shapes[self._best]
-        if best == PLAIN:
-            return True  # nothing is drafted, or it is a probe, which was paid for
-        drafting, pace = self._costs.drafting(best, self._costs.batch), self._pace(self._best)
-        extra = float(self._costs.seconds[self._best] - self._costs.seconds[0]) - drafting
-        gain = self._expected(best) - 1 - pace * extra
-        return (1 - sum(holds) / len(holds)) * gain > pace * drafting
+    @property
+    def _in_use(self) -> ShapeInUse:
+        number = self._best
+        tokens, seconds = float(self._tokens[number]), float(self._costs.seconds[number])
+        return ShapeInUse(self.shapes[number], tokens, seconds)
 
     def _expected(self, shape: BeamShape) -> float:
         """Return the expected tokens per row in a step; an unknown shape is treated as plain."""

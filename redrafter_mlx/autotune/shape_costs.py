@@ -39,6 +39,11 @@ class ShapeCosts:
     def most_nodes(self) -> int:
         return self._costs.most_nodes
 
+    @property
+    def plain_seconds(self) -> float:
+        """Corrected seconds of a plain step; plain decoding is the first shape."""
+        return float(self.seconds[0])
+
     def look_up(self, length: int, batch: int) -> bool:
         """Look up the costs after `length` tokens; return whether there are new ones."""
         context = length // _CONTEXT_STEP

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from redrafter_mlx.autotune.copy_statistics import LONG_MATCH, CopyStatistics
+from redrafter_mlx.autotune.copies.statistics import LONG_MATCH, CopyStatistics
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.decoding.copies import CopyPlan
 from redrafter_mlx.drafting.prompt_lookup import Copy

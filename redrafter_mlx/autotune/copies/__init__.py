@@ -1,0 +1,1 @@
+"""Copies of the text: whether and how many of them are verified."""
