@@ -14,10 +14,13 @@ from mlx_lm.models.switch_layers import SwiGLU
 from tiny import byte_model
 
 from redrafter_mlx.runtime.device import backend
+from redrafter_mlx.target import fast_functions
 from redrafter_mlx.target.adapter import with_node_positions
 from redrafter_mlx.target.fast_functions import (
     _FEW_SCORES,
+    _KEPT,
     _compiled,
+    _gated,
     _parts_of_exp,
     attention,
     swiglu,
@@ -51,10 +54,22 @@ def test_swiglu_is_a_few_loops_over_whole_arrays(tmp_path: Path) -> None:
         assert len(loops) <= 6
 
 
-def test_functions_stay_compiled_for_few_shapes() -> None:
-    for length in range(1, 200):
-        swiglu(mx.zeros((length,)), mx.zeros((length,)))
-    assert _compiled.cache_info().currsize <= 64
+def test_functions_stay_compiled_for_the_last_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = []
+
+    def counted(*given: mx.array) -> mx.array:
+        traced.append(given[0].shape)
+        return _gated(*given)
+
+    monkeypatch.setattr(fast_functions, "_gated", counted)
+    _compiled.cache_clear()
+    shapes = [(n,) for n in range(1, 81)]
+    for shape in (*shapes, *shapes[-_KEPT:]):
+        swiglu(mx.zeros(shape), mx.zeros(shape))
+    assert traced == shapes
+    swiglu(mx.zeros(shapes[0]), mx.zeros(shapes[0]))
+    assert traced == [*shapes, shapes[0]]
+    _compiled.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])

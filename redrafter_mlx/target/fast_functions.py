@@ -8,7 +8,7 @@ instructions. A copy of a module, of a class with the same code, calls them inst
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import FunctionType
 from typing import NamedTuple
 
@@ -145,7 +145,8 @@ class _Compiled(NamedTuple):
 
 @lru_cache(_KEPT)
 def _compiled(shape: tuple[int, ...]) -> _Compiled:  # noqa: ARG001
-    return _Compiled(mx.compile(_parts_of_exp), mx.compile(_gated))
+    # With one object for all shapes, dropping one shape would drop the graphs of all.
+    return _Compiled(mx.compile(partial(_parts_of_exp)), mx.compile(partial(_gated)))
 
 
 _OURS = {
