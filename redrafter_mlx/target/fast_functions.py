@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache, partial
 from types import FunctionType
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -47,14 +47,23 @@ _MOST_SCORES = 250_000
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
     """Return silu(gate) * x, as mlx-lm's function of this name does, for arrays of one shape."""
     compute = _swiglu if gate.dtype == mx.float32 else activations.swiglu
-    out: mx.array = compute(gate, x)
-    return out
+    return cast("mx.array", compute(gate, x))
 
 
+@mx.custom_function
 def _swiglu(gate: mx.array, x: mx.array) -> mx.array:
     exp, gated = _compiled(gate.shape)
     fraction, power = exp(gate, -1.0)
     return gated(gate, x, fraction, power.view(mx.float32))
+
+
+@_swiglu.vjp
+def _gradients(
+    given: tuple[mx.array, mx.array], cotangent: mx.array, _output: mx.array
+) -> tuple[mx.array, ...]:
+    """Return the gradients of mlx-lm's function: MLX has none of the bits of a number."""
+    _, gradients = mx.vjp(activations.swiglu, [*given], [cotangent])
+    return tuple(gradients)
 
 
 def _gated(gate: mx.array, x: mx.array, fraction: mx.array, power: mx.array) -> mx.array:
