@@ -193,10 +193,14 @@ def test_batches_of_about_the_same_size_are_timed_together() -> None:
         times.of(batch).learn(2, 1.0, 1.25)
     for known in (times, StepTimes.from_record(times.to_record())):
         assert [known.of(batch).correction(2) for batch in range(4, 10)] == [1, *[1.25] * 4, 1]
-        assert [known.of(batch).known(2) for batch in (1, 2, 4, 5, 9)] == [False] * 3 + [
-            True,
-            False,
-        ]
+        of_two = [known.of(batch).known(2) for batch in (1, 2, 4, 5, 9)]
+        assert of_two == [False] * 3 + [True, False]
+
+
+def test_a_record_of_several_sizes_of_a_class_loses_no_comparisons() -> None:
+    """Such records are from before sizes were taken together."""
+    record = {"by_rows": [[5, 2, [1.5] * 9]], "batches": [[5, 0, [1.5]], [8, 0, [1.5]]]}
+    assert StepTimes.from_record(record).of(8).correction(2) == 1.5
 
 
 def test_a_plain_step_that_was_due_and_not_timed_is_repeated_once() -> None:

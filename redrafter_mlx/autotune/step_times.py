@@ -224,11 +224,12 @@ class StepTimes:
         times, by_rows = cls(), defaultdict[int, dict[int, deque[float]]](dict)
         for batch, rows, ratios in record["by_rows"]:
             by_rows[size_class(int(batch))][int(rows)] = _measured(ratios)
-        for batch, since, ratios in record["batches"]:
-            of = times.of(int(batch))
-            of.restore(by_rows.pop(of.size, {}), _measured(ratios), int(since))
-        for size, known in by_rows.items():
-            times.of(size).restore(known, deque(maxlen=_MOST), 0)
+        drafted = {
+            size_class(int(batch)): (_measured(ratios), int(since))
+            for batch, since, ratios in record["batches"]
+        }
+        for size in by_rows.keys() | drafted.keys():
+            times.of(size).restore(by_rows[size], *drafted.get(size, (_measured(()), 0)))
         return times
 
 
