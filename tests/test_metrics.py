@@ -73,6 +73,14 @@ def test_a_log_that_was_removed_does_not_hold_the_quality_of_the_drafter(tmp_pat
     assert best_quality(tmp_path) is None
 
 
+def test_an_evaluation_without_figures_is_an_error_that_names_the_log(tmp_path: Path) -> None:
+    write(tmp_path, [evaluation(1)])
+    log = tmp_path / METRICS
+    log.write_text(log.read_text().replace('"top5"', '"five"'))
+    with pytest.raises(DamagedFileError, match=rf"{METRICS} cannot be used.*move it away"):
+        best_quality(tmp_path)
+
+
 def test_each_line_is_strict_json_with_its_event_and_step(tmp_path: Path) -> None:
     write(tmp_path, [step(1, math.nan), step(2, math.inf), evaluation(2)])
     lines = (tmp_path / METRICS).read_text().splitlines()

@@ -167,7 +167,7 @@ class BatchPolicy:
                 pass  # copies replaced the earlier probes
             gained = sum(len(step.path) for step in steps) / batch
             gained -= self._expected(self.shapes[self._best])
-            self._budget.add(gained / self._pace(self._best))
+            self._budget.add(gained / self._in_use.pace)
 
     def _choose(self) -> None:
         """Choose the best shape among those with enough evidence, and the shape to probe.
@@ -212,7 +212,7 @@ class BatchPolicy:
             self._plain_steps[times.size] += 1
             return self._plain_steps[times.size] <= _MOST_PLAIN or times.plain_is_due(_PLAIN_SELDOM)
         # Even a gain that seems sure may be that of a plain step timed while the machine was busy.
-        sure = self._pace(self._best) >= _SURE_GAIN * self._pace(0)
+        sure = self._in_use.pace >= _SURE_GAIN / self._costs.plain_seconds
         return times.plain_is_due(_PLAIN_SELDOM if sure else _PLAIN_EVERY)
 
     @property
@@ -224,10 +224,6 @@ class BatchPolicy:
     def _expected(self, shape: BeamShape) -> float:
         """Return the expected tokens per row in a step; an unknown shape is treated as plain."""
         return float(self._tokens[self._numbers.get(shape, 0)])
-
-    def _pace(self, number: int) -> float:
-        """Return the tokens per second and row of the shape with this index."""
-        return float(self._tokens[number] / self._costs.seconds[number])
 
     def _look_up_costs(self, length: int, batch: int) -> None:
         self.most_rows = max(self.most_rows, batch)

@@ -18,6 +18,10 @@ from redrafter_mlx.runtime.device import backend
 _PREFILL_SECONDS = 0.25
 """Maximum time that running answers wait in a round while prompts are read."""
 
+_PLANNED = 0.8
+"""Share of that time that a round plans to take. A chunk has a longer context than the one by whose
+speed it is planned, and takes longer; the machine may have become slower, too."""
+
 _MOST_TOKENS = 512
 """Prompt tokens read in a round while nothing is being decoded, or more if they take no longer than
 running answers would wait; otherwise no round reads more."""
@@ -112,7 +116,7 @@ class PromptReader:
 
     def _room(self, alone: bool) -> int:
         """Return how many prompt tokens a round reads: running answers wait for them."""
-        tokens = int(self._speed * _PREFILL_SECONDS)
+        tokens = int(self._speed * _PREFILL_SECONDS * _PLANNED)
         if alone:
             return max(_MOST_TOKENS, min(tokens, PREFILL_CHUNK))
         return max(_LEAST_TOKENS, min(tokens, _MOST_TOKENS))

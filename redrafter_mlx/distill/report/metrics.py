@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from redrafter_mlx.distill.corpus.shards import naming_damage
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
 from redrafter_mlx.distill.training.trainer import Evaluation, Event, Step
 from redrafter_mlx.errors import DamagedFileError
@@ -108,16 +109,20 @@ def training_seconds(folder: Path) -> float | None:
 
 
 def best_quality(folder: Path) -> DraftQuality | None:
-    """Return the quality of the drafter in a folder; None if its log does not hold it."""
+    """Return the quality of the drafter in a folder; None if its log does not hold it.
+
+    Raises DamagedFileError for an evaluation without figures.
+    """
     best = next((record for record in reversed(read_metrics(folder)) if record.get("best")), None)
     if best is None:
         return None
-    return DraftQuality(
-        top1=tuple(best["top1"]),
-        top5=tuple(best["top5"]),
-        tokens_per_step={int(width): x for width, x in best["tokens_per_step"].items()},
-        accepted={int(width): tuple(x) for width, x in best["accepted"].items()},
-    )
+    with naming_damage(folder / METRICS, "move it away"):
+        return DraftQuality(
+            top1=tuple(best["top1"]),
+            top5=tuple(best["top5"]),
+            tokens_per_step={int(width): x for width, x in best["tokens_per_step"].items()},
+            accepted={int(width): tuple(x) for width, x in best["accepted"].items()},
+        )
 
 
 def _to_line(record: dict[str, Any]) -> str:
