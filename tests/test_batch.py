@@ -201,23 +201,22 @@ def test_dead_slots_move_no_output(shape: BeamShape) -> None:
         assert each.emitted == each.alone(decoder).emitted
 
 
-def test_rows_with_parameters_of_their_own_draw_from_their_own_distributions() -> None:
-    """Samples the token after a root, for four kinds of rows in one drafted batch."""
-    target, prompt, each = tiny(layers=1), [3, 5], 100
+def test_four_rows_with_parameters_of_their_own_draw_from_their_own_distributions() -> None:
+    """Samples the token after a root, again and again, in a drafted batch of four rows."""
+    target, prompt = tiny(layers=1), [3, 5]
     decoder = drafted(target, BeamShape(2, 3))
     params = [SamplingParams(0.6), SamplingParams(1.0, top_k=4), SamplingParams(1.3, top_p=0.8),
               SamplingParams(1.0, min_p=0.1, logit_bias=((3, 1.0),))]  # fmt: skip
-    counts = np.zeros((len(params), FEW))
-    rows = each * len(params)
-    for seed in range(4):
-        keys = sequence_keys(seed, rows)
+    rows = len(params)
+    counts = np.zeros((rows, FEW))
+    for seed in range(400):
         cache = decoder.new_cache(rows)
-        state, output = decoder.start(cache, 0, [prompt] * rows, keys)
+        state, output = decoder.start(cache, 0, [prompt] * rows, sequence_keys(seed, rows))
         root = read_report(output)[0].tokens[0]
-        state.options = tuple(RowOptions(p) for p in params for _ in range(each))
+        state.options = tuple(RowOptions(p) for p in params)
         _, output = decoder.step(state, len(prompt))
-        for i, result in enumerate(read_report(output)):
-            counts[i // each, result.tokens[0]] += 1
+        for count, result in zip(counts, read_report(output), strict=True):
+            count[result.tokens[0]] += 1
     logits = target.model(mx.array([[*prompt, root]]))[:, -1:]
     for count, p in zip(counts, params, strict=True):
         probs = sampled_probs(penalised(logits, None, p), p)[0, 0]

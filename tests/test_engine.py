@@ -109,7 +109,7 @@ def test_the_steps_between_chunks_do_not_make_them_smaller(monkeypatch: pytest.M
     advance = Batch.advance
 
     def slow(batch: Batch) -> Advanced:
-        time.sleep(0.1)
+        time.sleep(0.4)
         return advance(batch)
 
     redrafter = Redrafter(byte_model(), byte_tokenizer())
@@ -121,7 +121,7 @@ def test_the_steps_between_chunks_do_not_make_them_smaller(monkeypatch: pytest.M
     next(redrafter.stream(prompt, max_tokens=1, on_prefill=lambda done, _: read.append(done)))
     chunks = [after - before for before, after in pairwise([0, *read])]
     assert chunks[0] == 32, "until the speed is known"
-    assert chunks[1] > 60, "as many as in 0.2 s, if the first 32 took 0.1 s"
+    assert chunks[1] > 32, "in 0.2 s, as the first 32 took less, without the step"
     running.close()
     redrafter.close()
 

@@ -41,6 +41,11 @@ class Prefill:
         self._tokens = mx.array([[*prompt[start:], 0] for prompt in prompts], mx.int32)
         self.cache, self.position, self.left = cache, start, self._length - start
 
+    @property
+    def begun(self) -> bool:
+        """Whether a part of the prompts was read."""
+        return self.position > self._start
+
     def read(self, most: int) -> None:
         """Submit the next chunk, at most `most` tokens."""
         at, P = self.position - self._start, min(most, self.left)

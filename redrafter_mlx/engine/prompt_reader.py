@@ -19,8 +19,8 @@ _PREFILL_SECONDS = 0.25
 """Maximum time that running answers wait in a round while prompts are read."""
 
 _PLANNED = 0.8
-"""Share of that time that a round plans to take. A chunk has a longer context than the one by whose
-speed it is planned, and takes longer; the machine may have become slower, too."""
+"""Share of that time that a round plans to take if it goes on with a prompt: its context has grown
+since the chunk by whose speed it is planned, so that it will take longer."""
 
 _MOST_TOKENS = 512
 """Prompt tokens read in a round while nothing is being decoded, or more if they take no longer than
@@ -116,7 +116,8 @@ class PromptReader:
 
     def _room(self, alone: bool) -> int:
         """Return how many prompt tokens a round reads: running answers wait for them."""
-        tokens = int(self._speed * _PREFILL_SECONDS * _PLANNED)
+        goes_on = any(reading.prefill.begun for reading in self.reading)
+        tokens = int(self._speed * _PREFILL_SECONDS * (_PLANNED if goes_on else 1.0))
         if alone:
             return max(_MOST_TOKENS, min(tokens, PREFILL_CHUNK))
         return max(_LEAST_TOKENS, min(tokens, _MOST_TOKENS))
