@@ -31,6 +31,7 @@ from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.row import Row
+from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.prompt_lookup import TextIndex
 from redrafter_mlx.engine.engine import Redrafter
@@ -308,7 +309,10 @@ def test_chunks_that_slow_down_with_their_context_take_no_longer_than_answers_ma
 
 
 @pytest.mark.usefixtures("short_chunks")
-def test_a_short_prompt_waits_for_one_chunk_of_a_long_one(model: nn.Module) -> None:
+def test_a_short_prompt_waits_for_one_chunk_of_a_long_one(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its first token, that is: at most one chunk and three steps."""
     redrafter = make(model, None)
     running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
     next(running)
@@ -321,6 +325,14 @@ def test_a_short_prompt_waits_for_one_chunk_of_a_long_one(model: nn.Module) -> N
             wait_for(lambda: redrafter.status.waiting > 0)
             calls.made.append(("submitted", 0))
 
+    honest = Answer.read
+
+    def read(answer: Answer, result: StepResult) -> bool:
+        if answer.request.prompt == (9, 8):
+            calls.made.append(("token", 0))
+        return honest(answer, result)
+
+    monkeypatch.setattr(Answer, "read", read)
     with ThreadPoolExecutor(1) as pool:
         long = pool.submit(
             lambda: list(redrafter.stream(LONG, max_tokens=2, on_prefill=on_prefill))
@@ -331,6 +343,9 @@ def test_a_short_prompt_waits_for_one_chunk_of_a_long_one(model: nn.Module) -> N
     after = calls.made[calls.made.index(("submitted", 0)) + 1 :]
     assert next(size for kind, size in after if kind == "chunk") == 2
     assert after.index(("chunk", 2)) <= 1
+    waited = after[: after.index(("token", 0))]
+    assert len([size for kind, size in waited if kind == "chunk" and size != 2]) <= 1
+    assert len([size for kind, size in waited if kind == "step"]) <= 3
     assert after.count(("chunk", 32)) > 5, "the long one was not finished first"
     running.close()
     redrafter.close()

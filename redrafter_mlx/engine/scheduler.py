@@ -86,7 +86,9 @@ class Scheduler:
             self._wired.enter_context(WIRED_MEMORY.held())
         with self._target.lock:
             over = self._drop() + self._admit()
-            read = self._prompts.read(alone=not self._answers)
+            # Nobody whose prompt was read waits for another chunk before the first token.
+            joined = any(row.fresh for row in self._answers)
+            read = [] if joined else self._prompts.read(alone=not self._answers)
             over += self._advance(paused=bool(read))
             for reading in self._prompts.end_round(read):
                 self._start(reading)
