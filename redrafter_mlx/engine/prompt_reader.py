@@ -26,8 +26,9 @@ _MOST_TOKENS = 512
 """Prompt tokens read in a round while nothing is being decoded, or more if they take no longer than
 running answers would wait; otherwise no round reads more."""
 
-_LEAST_TOKENS = 32
-"""Minimum number of prompt tokens read in a round; used until the prefill speed is measured."""
+_FIRST_TOKENS, _LEAST_TOKENS = 32, 8
+"""Number of prompt tokens read in a round until the prefill speed is measured, and the minimum
+afterwards, which is for very long contexts: fewer would take hardly less time."""
 
 _MOST_INDEXED = 4096
 """Maximum number of tokens of one prompt that are indexed in a round, in about 20 milliseconds. A
@@ -120,7 +121,7 @@ class PromptReader:
         tokens = int(self._speed * _PREFILL_SECONDS * (_PLANNED if goes_on else 1.0))
         if alone:
             return max(_MOST_TOKENS, min(tokens, PREFILL_CHUNK))
-        return max(_LEAST_TOKENS, min(tokens, _MOST_TOKENS))
+        return max(_LEAST_TOKENS, min(tokens, _MOST_TOKENS)) if self._speed else _FIRST_TOKENS
 
     def _next(self, read: Sequence[Reading]) -> Reading | None:
         """Return the next prompt to read, among those not in `read`: shortest and oldest in turn.
