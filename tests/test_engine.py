@@ -8,7 +8,6 @@ import statistics
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -105,25 +104,43 @@ def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redrafter_mlx.engine.prompt_reader._LEAST_TOKENS", 32)
 
 
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time by which chunks are planned: one number, which stands still by itself."""
+    now = [0.0]
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader.time", clock)
+    return now
+
+
 @pytest.mark.skipif(backend() != "cpu", reason="a GPU reads the chunk beside the step")
-def test_the_steps_between_chunks_do_not_make_them_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_steps_between_chunks_do_not_make_them_smaller(
+    monkeypatch: pytest.MonkeyPatch, now: list[float]
+) -> None:
     """Running answers wait for a chunk; their own step takes its time anyway."""
     advance = Batch.advance
 
     def slow(batch: Batch) -> Advanced:
-        time.sleep(0.4)
+        now[0] += 0.1
         return advance(batch)
 
     redrafter = Redrafter(byte_model(), byte_tokenizer())
     running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
     next(running)
+    append = redrafter.target.append
+
+    def timed(tokens: mx.array, *rest: object) -> mx.array:
+        now[0] += 0.02
+        return append(tokens, *rest)  # type: ignore[arg-type]
+
     monkeypatch.setattr(Batch, "advance", slow)
+    monkeypatch.setattr(redrafter.target, "append", timed)
     read: list[int] = []
     prompt = [n % 90 for n in range(400)]
     next(redrafter.stream(prompt, max_tokens=1, on_prefill=lambda done, _: read.append(done)))
     chunks = [after - before for before, after in pairwise([0, *read])]
     assert chunks[0] == 32, "until the speed is known"
-    assert chunks[1] > 32, "in 0.2 s, as the first 32 took less, without the step"
+    assert chunks[1] > 80, "more than if the first 32 had taken 0.1 s"
     running.close()
     redrafter.close()
 
@@ -264,12 +281,9 @@ def test_between_chunks_of_a_prompt_running_answers_take_their_steps(model: nn.M
 
 @pytest.mark.parametrize(("speed", "largest"), [(1000, 512), (5000, 1000), (100_000, 2048)])
 def test_a_prompt_alone_is_read_in_chunks_as_long_as_running_answers_would_wait(
-    monkeypatch: pytest.MonkeyPatch, speed: int, largest: int
+    monkeypatch: pytest.MonkeyPatch, now: list[float], speed: int, largest: int
 ) -> None:
     """At once as much as mlx-lm's loop reads, where that takes less than a quarter of a second."""
-    now = [0.0]
-    clock = SimpleNamespace(perf_counter=lambda: now[0])
-    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader.time", clock)
     redrafter = make(byte_model(max_position_embeddings=8192), None)
     calls = Calls(redrafter)
     counted = redrafter.target.append
@@ -287,12 +301,10 @@ def test_a_prompt_alone_is_read_in_chunks_as_long_as_running_answers_would_wait(
 
 @pytest.mark.parametrize(("speed", "slope"), [(1500, 2000), (300, 800)])
 def test_chunks_that_slow_down_with_their_context_take_no_longer_than_answers_may_wait(
-    monkeypatch: pytest.MonkeyPatch, speed: int, slope: int
+    monkeypatch: pytest.MonkeyPatch, now: list[float], speed: int, slope: int
 ) -> None:
     """At the end of the slower text, a chunk of 32 tokens would take 0.6 s."""
-    now, waits = [0.0], list[float]()
-    clock = SimpleNamespace(perf_counter=lambda: now[0])
-    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader.time", clock)
+    waits = list[float]()
     redrafter = make(byte_model(max_position_embeddings=8192), None)
     running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
     next(running)

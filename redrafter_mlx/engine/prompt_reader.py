@@ -117,11 +117,13 @@ class PromptReader:
 
     def _room(self, alone: bool) -> int:
         """Return how many prompt tokens a round reads: running answers wait for them."""
+        if not (alone or self._speed):
+            return _FIRST_TOKENS
         goes_on = any(reading.prefill.begun for reading in self.reading)
         tokens = int(self._speed * _PREFILL_SECONDS * (_PLANNED if goes_on else 1.0))
         if alone:
             return max(_MOST_TOKENS, min(tokens, PREFILL_CHUNK))
-        return max(_LEAST_TOKENS, min(tokens, _MOST_TOKENS)) if self._speed else _FIRST_TOKENS
+        return max(_LEAST_TOKENS, min(tokens, _MOST_TOKENS))
 
     def _next(self, read: Sequence[Reading]) -> Reading | None:
         """Return the next prompt to read, among those not in `read`: shortest and oldest in turn.
