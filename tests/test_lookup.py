@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import tracemalloc
 from typing import Any
 
 import mlx.core as mx
@@ -102,6 +103,18 @@ def test_the_best_match_is_the_latest_of_the_longest_and_costs_no_search() -> No
     index.extend([1, 2, 3])
     assert index.copies(1, 3)
     assert Counted.read < 60
+
+
+def test_an_index_takes_at_most_200_bytes_per_token() -> None:
+    """Also in a text whose n-grams hardly repeat."""
+    rng = random.Random(0)
+    text = [rng.randrange(49_152) for _ in range(20_000)]
+    tracemalloc.start()
+    index = TextIndex(LOOKUP, text)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(index.tokens) == len(text)
+    assert held / len(text) <= 200
 
 
 def test_a_loop_is_drafted_to_any_length() -> None:

@@ -12,7 +12,8 @@ verification, so it keeps an index of n-grams: a match costs microseconds and no
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, Protocol, TypeVar
@@ -27,8 +28,12 @@ _WORD, _PREFIX, _SUFFIX = "lookup", "lookup+", "+lookup"
 _PRIOR_TRIALS = 4.0
 """Weight of the rates in `Lookup.accepted`, as a number of matches in the text at hand."""
 
-_MOST_MATCHES = 256
-"""Number of latest matches among which several candidates are chosen."""
+_MAX_MATCHES = 256
+"""Number of latest matches among which candidates are chosen, so that a common n-gram costs no long
+search."""
+
+_TOKEN_BITS = 32
+"""Bits of a token in an n-gram's key."""
 
 _T = TypeVar("_T")
 
@@ -85,10 +90,12 @@ class TextIndex:
     def __init__(self, lookup: Lookup, tokens: Sequence[int]) -> None:
         self.tokens: list[int] = []
         self._lookup = lookup
-        self._ends: dict[tuple[int, ...], int] = {}  # the latest end of each n-gram
-        self._followed: set[tuple[int, ...]] = set()  # the shortest n-grams without their last
-        self._before: list[int] = []  # by position: where the shortest n-gram ended before, or -1
-        self._best: tuple[int, int] | None = None  # end and length of the best match
+        self._key = 0  # of the last shortest n-gram: its tokens, side by side
+        self._latest: dict[int, int] = {}  # the latest end of each shortest n-gram
+        self._followed: set[int] = set()  # the shortest n-grams without their last token
+        self._before = array("i")  # by position: where the shortest n-gram ended before, or -1
+        self._best: tuple[int, int] | None = None  # end and length of the best match, once searched
+        self._searched = False
         self._hits = [_PRIOR_TRIALS * rate for rate in lookup.accepted]
         self._trials = [_PRIOR_TRIALS] * len(lookup.accepted)
         self.append(tokens)
@@ -113,10 +120,10 @@ class TextIndex:
 
         Its `length` drafts are not known yet, and 0.
         """
-        matched = self._lookup.shortest
-        if self._best is not None:
-            matched = min(self._best[1] + 1, len(self._trials))
-        elif tuple(self.tokens[len(self.tokens) + 1 - matched :]) not in self._followed:
+        matched, best = self._lookup.shortest, self._best_match()
+        if best is not None:
+            matched = min(best[1] + 1, len(self._trials))
+        elif len(self.tokens) < matched - 1 or self._last(matched - 1) not in self._followed:
             return None
         return Copy((0,) * length, self._log_probs(matched, length), matched)
 
@@ -139,14 +146,10 @@ class TextIndex:
 
     def _matches(self, width: int, length: int) -> list[tuple[int, int]]:
         """Return end and length of the best matches, all with different continuations."""
-        if self._best is None:
-            return []
         if width == 1:
-            return [self._best]
-        best, position = [self._best], self._before[-1]
-        while position >= 0 and len(best) <= _MOST_MATCHES:
-            best.append((position, self._matched(position)))
-            position = self._before[position]
+            single = self._best_match()
+            return [] if single is None else [single]
+        best = [(position, self._matched(position)) for position in self._earlier()]
         best.sort(key=lambda match: -match[1])  # stable: among equals, the latest stays first
         chosen: dict[tuple[int, ...], tuple[int, int]] = {}
         for match in best:
@@ -154,6 +157,27 @@ class TextIndex:
             if len(chosen) == width:
                 break
         return list(chosen.values())
+
+    def _best_match(self) -> tuple[int, int] | None:
+        """Return end and length of the best match: the latest of the longest."""
+        if not self._searched:
+            self._best, self._searched = None, True
+            for position in self._earlier():
+                length = self._matched(position)
+                if self._best is None or length > self._best[1]:
+                    self._best = position, length
+                if length == len(self._lookup.accepted):
+                    break
+        return self._best
+
+    def _earlier(self) -> Iterator[int]:
+        """Yield where the last shortest n-gram ended before, the latest end first."""
+        position = self._before[-1] if self._before else -1
+        for _ in range(_MAX_MATCHES):
+            if position < 0:
+                return
+            yield position
+            position = self._before[position]
 
     def _matched(self, position: int) -> int:
         """Return the length of the match that ends at `position`, up to the compared length."""
@@ -178,21 +202,21 @@ class TextIndex:
         return self._hits[i] / self._trials[i]
 
     def _append(self, token: int) -> None:
-        """Append a token, and find the best match: the latest of the longest."""
+        shortest = self._lookup.shortest
+        before = self._last(shortest - 1)
         self.tokens.append(token)
-        self._before.append(-1)
-        self._best = None
-        end, shortest = len(self.tokens) - 1, self._lookup.shortest
+        self._key = (self._last(shortest - 1) << _TOKEN_BITS) | token
+        self._searched = False
+        earlier, end = -1, len(self.tokens) - 1
         if end + 1 >= shortest:
-            self._followed.add(tuple(self.tokens[end + 1 - shortest : end]))
-        for n in range(shortest, min(len(self._lookup.accepted), end + 1) + 1):
-            gram = tuple(self.tokens[-n:])
-            earlier = self._ends.get(gram)
-            if earlier is not None:
-                self._best = earlier, n
-                if n == shortest:
-                    self._before[end] = earlier
-            self._ends[gram] = end
+            self._followed.add(before)
+            earlier = self._latest.get(self._key, -1)
+            self._latest[self._key] = end
+        self._before.append(earlier)
+
+    def _last(self, n: int) -> int:
+        """Return the key of the last `n` tokens, at most those of the shortest n-gram."""
+        return self._key & ((1 << _TOKEN_BITS * n) - 1)
 
 
 def split_lookup(drafter: _T | str) -> tuple[_T | str | None, bool]:
