@@ -11,13 +11,11 @@ import json
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.errors import BadInputError, DamagedFileError
-from redrafter_mlx.runtime.json_file import read_object
+from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.weights.markup import OutputParser, markup_of
 
 VICUNA_TEMPLATE = """\
@@ -130,18 +128,6 @@ def encode_text(tokenizer: TokenizerWrapper, text: str) -> list[int]:
     with _TOKENIZER_LOCK:
         ids = tokenizer.encode(text, add_special_tokens=bos is None or not text.startswith(bos))
     return [int(i) for i in ids]
-
-
-def is_vicuna(folder: Path, name: str) -> bool:
-    """Whether a folder without a chat template holds a Vicuna, judged by name alone.
-
-    The names are the one given by the user, the folder's, that of the Hub repository whose cache
-    holds it, and `_name_or_path` in config.json. Vicuna's weights have the same shapes as LLaMA's.
-    """
-    names = [name, folder.name, *(p.name for p in folder.parents if p.name.startswith("models--"))]
-    with contextlib.suppress(FileNotFoundError, DamagedFileError):
-        names.append(str(read_object(folder / "config.json").get("_name_or_path", "")))
-    return any("vicuna" in n.lower() for n in names)
 
 
 def _without_reasoning(message: dict[str, Any], tokenizer: TokenizerWrapper) -> dict[str, Any]:

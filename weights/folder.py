@@ -21,7 +21,8 @@ from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.runtime.json_file import read_object
-from redrafter_mlx.weights.chat import VICUNA_TEMPLATE, is_vicuna
+from redrafter_mlx.weights.chat import VICUNA_TEMPLATE
+from redrafter_mlx.weights.chat_template import is_vicuna
 from redrafter_mlx.weights.files.folder import (
     SafetensorsHeader,
     check_tokenizer,

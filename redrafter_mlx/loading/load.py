@@ -33,6 +33,7 @@ def load(
     progress: Progress | None = None,
     engine: EngineOptions | None = None,
     warm_up: bool = True,
+    chat_or: str | None = None,
 ) -> Redrafter:
     """Load a target with its drafter, warmed up and ready to answer.
 
@@ -49,7 +50,7 @@ def load(
         "A+tree:NAME": along a static tree; "auto": lookup, together with the trained drafter or
         else a published one, if there is one on this machine; None or "none" decodes plainly
       drafter_bits: quantise the drafter's weights to 4 or 8 bits; None leaves them as they are
-      model, dtype, quantize, offline, progress: as in `load_target`
+      model, dtype, quantize, offline, progress, chat_or: as in `load_target`
       engine: how many answers share the device, and how they take turns
       warm_up: run every kernel once; otherwise the first answer does, which takes longer then
     Raises:
@@ -61,7 +62,13 @@ def load(
     leads = ranks is None or ranks.leads
     named = parse_drafter(drafter if leads else None, drafter_bits)  # only rank 0 has its files
     loaded = load_target(
-        model, dtype=dtype, quantize=quantize, offline=offline, progress=progress, ranks=ranks
+        model,
+        dtype=dtype,
+        quantize=quantize,
+        offline=offline,
+        progress=progress,
+        ranks=ranks,
+        chat_or=chat_or,
     )
     if ranks is not None:
         size = nbytes_of(loaded.model)

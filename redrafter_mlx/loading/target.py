@@ -23,6 +23,7 @@ from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights import LOG, Progress, no_progress
+from redrafter_mlx.weights.chat_template import has_chat_template
 from redrafter_mlx.weights.fit.machine import this_machine
 from redrafter_mlx.weights.fit.needs import check_load
 from redrafter_mlx.weights.folder import load_folder
@@ -61,6 +62,7 @@ def load_target(
     offline: bool = False,
     progress: Progress | None = None,
     ranks: Ranks | None = None,
+    chat_or: str | None = None,
 ) -> LoadedTarget:
     """Load a target, downloading its files first if they are missing.
 
@@ -72,6 +74,8 @@ def load_target(
       offline: use only files on this machine
       progress: reports downloads and checksums; None logs those that take long
       ranks: the ranks that share the target; None keeps all of it in this process
+      chat_or: refuses a model without a chat template before its weights are read, with this
+        advice; None loads it
     Raises:
       RedrafterError: in one line: no such model, cannot be fetched, damaged, or not supported
     """
@@ -83,6 +87,8 @@ def load_target(
         name, offline=offline, progress=progress, advise=advise, check_listed=check_repository
     )
     try:
+        if chat_or is not None and not has_chat_template(local.path, local.name):
+            raise BadInputError(f"{local.name} has no chat template; {chat_or}")
         return _load(local, dtype, quantize, progress or no_progress, ranks)
     except DamagedFileError as error:
         if local.remedy is None:
