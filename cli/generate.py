@@ -33,7 +33,8 @@ Prompt = str | list[dict[str, str]]
 def command(
     *,
     prompt: Annotated[
-        str | None, Flag("The message; - reads stdin.", "TEXT|-", names=("--prompt", "-p"))
+        str | None,
+        Flag("The message; - reads stdin.", "TEXT|-", names=("--prompt", "-p"), argument="TEXT"),
     ] = None,
     system: opt.System = None,
     raw: Annotated[bool, Flag("Continue the text as it is, without chat template.")] = False,
@@ -45,12 +46,17 @@ def command(
 ) -> None:
     """Answer one prompt: the text goes to stdout, the statistics to stderr.
 
-    Example: redrafter-mlx generate -p "Why is the sky blue?" --max-tokens 60
+    A single argument is the model; -p gives the message to the default one.
+
+    Example: redrafter-mlx generate qwen3-8b "Why is the sky blue?" --max-tokens 60
     """
     if prompt is None:  # stdin is not read unasked: an inherited pipe may never end
+        model = loading.model
+        named = "" if model is None else f"{model!r:.200} is taken as the model, and "
         raise typer.BadParameter(
-            "give the message with -p TEXT, or -p - to read standard input",
-            param_hint="'--prompt'",
+            f"{named}there is no message; give MODEL TEXT, or -p TEXT for the default model, "
+            f"or -p - to read standard input",
+            param_hint="TEXT",
         )
     if raw and generation.thinking is not None:
         raise BadInputError("--thinking needs the chat template; leave out --raw or --thinking")

@@ -33,6 +33,9 @@ from redrafter_mlx.version import __version__
 _BY_RANKS = ("generate", "chat", "serve", "verify", "train", "bench", "tune")
 """Commands that all ranks of `mlx.launch` run together; only rank 0 runs the others."""
 
+_TWO_WORDS = "bench serve"
+"""The command whose name is two words, beside `bench MODEL`."""
+
 app = typer.Typer(
     name="redrafter-mlx",
     add_completion=False,
@@ -68,10 +71,6 @@ def _root(
         print(context.get_help())
 
 
-benches = typer.Typer()
-benches.callback(invoke_without_command=True)(bench.command)
-benches.command("serve")(bench_serve.command)
-
 app.command("generate")(generate.command)
 app.command("chat")(chat.command)
 app.command("serve")(serve.command)
@@ -83,7 +82,8 @@ app.command("doctor")(doctor.command)
 app.command("verify")(verify.command)
 app.command("train")(train.command)
 app.command("quality")(quality.command)
-app.add_typer(benches, name="bench")
+app.command("bench")(bench.command)
+app.command(_TWO_WORDS)(bench_serve.command)
 app.command("tune")(tune.command)
 app.command("export")(export.command)
 
@@ -101,6 +101,8 @@ def run(arguments: list[str]) -> int:
     try:
         for argument in arguments:
             check_text("an argument", argument)
+        if " ".join(arguments[:2]) == _TWO_WORDS:
+            arguments = [_TWO_WORDS, *arguments[2:]]
         keep_own_kernels()
         with rank_0_speaks():
             status = app(arguments, prog_name="redrafter-mlx", standalone_mode=False)

@@ -20,6 +20,7 @@ from typing import (
 )
 
 import typer
+from typer.models import ArgumentInfo
 
 from redrafter_mlx.bench.measure.questions import (
     OWN_QUESTIONS,
@@ -29,12 +30,15 @@ from redrafter_mlx.bench.measure.questions import (
 )
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.config import AcceptMethod, GenerationOptions
+from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
     from redrafter_mlx.engine.engine import Redrafter
     from redrafter_mlx.engine.options import EngineOptions
 
 MODEL, SAMPLING, DRAFTS = "Model", "Sampling", "Drafts"
+_POSITIONAL = "_argument"
+"""Ends the name of the parameter of a positional argument that has an option, too."""
 
 
 def option_name(field: str) -> str:
@@ -50,6 +54,7 @@ class Flag:
     names: if empty, that of `option_name`; `--no-draft` sets `draft` to False
     variable: environment variable that gives the value if the command line does not
     least: smallest number that is accepted
+    argument: metavar of a positional argument that gives the value too; None for none
     """
 
     help: str
@@ -58,6 +63,7 @@ class Flag:
     names: tuple[str, ...] = ()
     variable: str | None = None
     least: int | None = None
+    argument: str | None = None
 
     def parameter(self, name: str, hint: object, default: Any) -> inspect.Parameter:
         """Return the parameter that typer makes an option of; required if `default` is `...`."""
@@ -65,7 +71,7 @@ class Flag:
             hint, default = list[str] | None, default or None
         option = typer.Option(
             not default if self._negated else default,
-            *(self.names or (option_name(name),)),
+            *self._names(name),
             help=self.help,
             metavar=self.metavar,
             rich_help_panel=self.panel,
@@ -76,11 +82,30 @@ class Flag:
         keyword = inspect.Parameter.KEYWORD_ONLY
         return inspect.Parameter(name, keyword, default=option, annotation=_without_literal(hint))
 
+    def positional(self, name: str) -> inspect.Parameter:
+        """Return the parameter that typer makes the positional argument of."""
+        argument = typer.Argument(metavar=self.argument, help=self.help, show_default=False)
+        annotation = Annotated[str | None, argument]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(name + _POSITIONAL, keyword, default=None, annotation=annotation)
+
+    def merged(self, name: str, argument: str | None, option: str | None) -> str | None:
+        """Return the value of either; raises BadInputError if both are given."""
+        if argument is not None and option is not None:
+            raise BadInputError(
+                f"{self.argument} is given twice, as {argument!r:.200} and by "
+                f"{self._names(name)[0]} {option!r:.200}; give one of them"
+            )
+        return option if argument is None else argument
+
     def value(self, given: Any) -> object:
         """Return the field's value for that of typer's option."""
         if isinstance(given, list):
             return tuple(given)
         return not given if self._negated else given
+
+    def _names(self, name: str) -> tuple[str, ...]:
+        return self.names or (option_name(name),)
 
     @property
     def _negated(self) -> bool:
@@ -130,7 +155,7 @@ GENERATION: Mapping[str, Flag] = {
 
 TARGET = Flag(
     "A name that `list` shows, a Hub repository, a folder or a GGUF file. [default: smollm2-135m]",
-    "NAME|REPO|PATH", MODEL, ("--model", "-m"),
+    "NAME|REPO|PATH", MODEL, ("--model", "-m"), argument="MODEL",
 )  # fmt: skip
 DTYPE = Flag(
     "float16, bfloat16, float32, or auto: as stored on a GPU, float32 on a CPU.", "TYPE", MODEL
@@ -201,10 +226,15 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     option per field that is annotated so; the command gets an instance filled from these options.
     Its default, if any, is an instance with the options' defaults. `Annotated[T, ("a", "b")]` uses
     only those fields, and `Annotated[T, {"a": Flag(...)}]` also sets their flags.
+
+    A flag with an `argument` is a positional argument as well, unless the command has arguments of
+    its own; those of dataclasses come before the command's.
     """
     signature = inspect.signature(command, eval_str=True)
     expanded: list[inspect.Parameter] = []
     groups: dict[str, tuple[type, Mapping[str, Flag]]] = {}
+    single: dict[str, Flag] = {}
+    own_arguments = False
     for parameter in signature.parameters.values():
         name, default, empty = parameter.name, parameter.default, parameter.empty
         kind, *notes = get_args(parameter.annotation) or (parameter.annotation,)
@@ -216,11 +246,18 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             hints, base = get_type_hints(kind), kind if default is empty else default
             expanded += [f.parameter(n, hints[n], getattr(base, n)) for n, f in flags.items()]
         elif isinstance(note, Flag):
+            single[name] = note
             expanded.append(note.parameter(name, kind, ... if default is empty else default))
         else:
+            own_arguments |= isinstance(note, ArgumentInfo)
             expanded.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+    flags = dict(pair for _, flags in groups.values() for pair in flags.items()) | single
+    positional = {n: f for n, f in flags.items() if f.argument and not own_arguments}
+    expanded = [f.positional(n) for n, f in positional.items()] + expanded
 
     def run(**given: Any) -> None:
+        for name, flag in positional.items():
+            given[name] = flag.merged(name, given.pop(name + _POSITIONAL), given[name])
         for name, (kind, flags) in groups.items():
             filled = {n: f.value(given.pop(n)) for n, f in flags.items()}
             given[name] = kind(**{n: v for n, v in filled.items() if v is not None})
@@ -231,6 +268,13 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = signature.replace(parameters=expanded)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in expanded}
     return run
+
+
+def given_names(context: typer.Context) -> set[str]:
+    """Return the names of the parameters that the command line or the environment sets."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = (name for name, source in sources.items() if source and source.name != "DEFAULT")
+    return {name.removesuffix(_POSITIONAL) for name in given}
 
 
 def _flags_of(kind: type, only: Collection[str] | None) -> Mapping[str, Flag]:

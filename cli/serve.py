@@ -6,10 +6,7 @@ import copy
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
-
-import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.options import Flag
@@ -51,9 +48,6 @@ SERVING: Mapping[str, Flag] = {
 @opt.with_options
 def command(
     *,
-    name: Annotated[
-        str | None, typer.Argument(metavar="MODEL", show_default=False, help=opt.TARGET.help)
-    ] = None,
     serving: Annotated[ServerOptions, SERVING],
     loading: opt.ModelOptions,
 ) -> None:
@@ -61,9 +55,6 @@ def command(
 
     Example: redrafter-mlx serve smollm2-135m --port 8080
     """
-    if name is not None and loading.model is not None:
-        raise BadInputError(f"two models are named, {name!r} and {loading.model!r}; name one")
-    loading = replace(loading, model=name or loading.model)
     if launched_rank() is not None and serving.unload_after is not None:
         raise BadInputError("ranks share one model until they end; leave out --unload-after")
     if launched_rank():

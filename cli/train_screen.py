@@ -247,7 +247,7 @@ def _print_verdict(run: TrainingRun, rows: list[MeasuredRow]) -> None:
             )
         console.print(table)
     console.print(verdict(rows))
-    chat, output = ["redrafter-mlx", "chat", "--model", run.job.model], run.job.output
+    chat, output = ["redrafter-mlx", "chat", run.job.model], run.job.output
     if output.resolve().parent != own_shelf().resolve():  # where it needs no name
         chat += ["--drafter", str(output.absolute())]  # `-o trained` is no name of a drafter
     console.print(f"use it: {shlex.join(chat)}")

@@ -39,7 +39,7 @@ class Advice:
 def ways_to_draft(loaded: Redrafter, costs: CostModel, context: int) -> list[Advice]:
     """Return plain decoding, lookup, a published drafter if one is known, and one trained here."""
     name = _name(loaded)
-    chat = f"redrafter-mlx chat --model {shlex.quote(name)}"
+    chat = f"redrafter-mlx chat {shlex.quote(name)}"
     kinds = [
         ("plain decoding", NOTHING, f"{chat} --drafter none"),
         ("lookup", LOOKUP, f"{chat} --drafter lookup"),
@@ -53,7 +53,7 @@ def ways_to_draft(loaded: Redrafter, costs: CostModel, context: int) -> list[Adv
             command, nbytes = f"{command} --drafter-bits 4", round(nbytes * FOUR_BITS)
         kind = published(nbytes, nbytes_of(loaded.model))
         kinds.append((f"{known.form}, published", kind, command))
-    train = f"redrafter-mlx train --model {shlex.quote(name)} --hours 8"
+    train = f"redrafter-mlx train {shlex.quote(name)} --hours 8"
     kinds.append(("trained here", TRAINED, train))
     found = []
     for way, kind, command in kinds:
@@ -69,7 +69,7 @@ def training_estimate(loaded: Redrafter, costs: CostModel) -> Estimate | str:
     job = TrainingJob(model=_name(loaded), output=Path(f"{_name(loaded).rsplit('/')[-1]}-drafter"))
     if loaded.source is None:
         return "the model was not loaded by its name"
-    command = f"redrafter-mlx train --model {shlex.quote(job.model)} --dry-run"
+    command = f"redrafter-mlx train {shlex.quote(job.model)} --dry-run"
     if loaded.mirror is not None:
         return f"each rank writes with a whole model; see: {command}"
     rows, seconds = costs.short[-1]

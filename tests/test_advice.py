@@ -94,7 +94,7 @@ def test_tune_ends_in_the_ways_to_draft_and_their_commands(
         assert way["tokens_per_second"] == pytest.approx(
             way["speedup"] * plain["tokens_per_second"]
         )
-    assert "train --model" in ways["trained here"]["command"]
+    assert "redrafter-mlx train " in ways["trained here"]["command"]
     assert ways["lookup"]["command"].endswith("--drafter lookup")
     assert shell("tune") == 0
     shown = capsys.readouterr().out

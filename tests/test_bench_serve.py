@@ -263,5 +263,7 @@ def test_bad_options_are_refused_in_one_line(
 
 
 def test_options_of_bench_itself_are_refused_for_serve(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["bench", "--limit", "3", "serve", "--url", "http://x/v1"]) == 1
+    assert main.run(["bench", "--limit", "3", "serve"]) == 1
     assert "after `serve`" in capsys.readouterr().err
+    assert main.run(["bench", "--limit", "3", "serve", "--url", "http://x/v1"]) == 2
+    assert "--url" in capsys.readouterr().err

@@ -216,7 +216,7 @@ def test_measured_table_has_a_row_for_each_shape() -> None:
 
 def test_the_card_says_how_to_use_the_drafter() -> None:
     card = render_card(report())
-    assert "redrafter-mlx chat --model smollm2-135m --drafter drafter" in card
+    assert "redrafter-mlx chat smollm2-135m --drafter drafter" in card
     assert 'redrafter_mlx.load("smollm2-135m", drafter="drafter")' in card
 
 

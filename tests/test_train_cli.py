@@ -720,7 +720,7 @@ def test_without_an_output_the_drafter_is_where_auto_looks(
     assert not folder.exists()
     assert main.run(given) == 0
     (used,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("use it: "))
-    assert used == f"use it: redrafter-mlx chat --model {model}"
+    assert used == f"use it: redrafter-mlx chat {model}"
     assert (folder / "model.safetensors").exists()
     assert load(model, "trained", offline=True).drafting == "drafter"
 

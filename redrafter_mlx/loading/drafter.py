@@ -266,7 +266,7 @@ def _remedy(model: str, known: KnownDrafter | None, broken: list[str], fewer_bit
 
     fewer_bits: whether to quantise a published drafter, which has 16 bits, to 4 like its target
     """
-    remedy = f"`redrafter-mlx train --model {shlex.quote(model)}` trains one"
+    remedy = f"`redrafter-mlx train {shlex.quote(model)}` trains one"
     if known is not None:
         bits = "; draft with --drafter-bits 4" if fewer_bits else ""
         remedy = f"`redrafter-mlx pull {known.name}` fetches one ({known.form}{bits}), {remedy}"

@@ -95,7 +95,7 @@ def _use(report: TrainingReport) -> str:
         "## How to use it\n\n"
         "With this folder beside you as `drafter` (`hf download` with this repository's name and "
         "`--local-dir drafter` brings it):\n\n"
-        + block(f"redrafter-mlx chat --model {shlex.quote(name)} --drafter drafter", "sh")
+        + block(f"redrafter-mlx chat {shlex.quote(name)} --drafter drafter", "sh")
         + "\n\n"
         + block(
             "import redrafter_mlx\n\n"
