@@ -129,13 +129,16 @@ class SequenceCache:
         """Return a cache for a text that begins with `tokens`; this cache holds their positions.
 
         It shares this cache's arrays. A drafter that reads the target's features must already
-        remember these positions; one that remembers only tokens is given those that it missed.
+        remember these positions; one that remembers only tokens is given those that it missed. A
+        memory that does not cover every position belongs to the other text, and begins empty.
         """
-        cache = SequenceCache(self.target.shared(len(tokens)), (), 1)
+        memory = () if drafter is None else drafter.empty(1)
+        cache = SequenceCache(self.target.shared(len(tokens)), memory, 1)
         if drafter is None or not drafter.features.every_position:
             return cache
         known = min(cast(int, self.remembered.item()), len(tokens))
-        cache.memory = drafter.cut(self.memory, known) if self.memory else drafter.empty(1)
+        if known:  # else this cache may have been made without the drafter
+            cache.memory = drafter.cut(self.memory, known)
         cache.remembered = mx.array([known], mx.int32)  # later positions belong to another text
         if known < len(tokens):
             assert not drafter.features.any, "it must have seen all that is reused"

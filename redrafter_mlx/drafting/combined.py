@@ -85,9 +85,9 @@ class Combined(Drafter):
         first, second = cast("tuple[Memory, Memory]", memory)
         one, other = self._both
         W, L = shape.width, shape.length
-        half = BeamShape(max(W // 2, 1), L)
-        beams, first = one.draft(first, self._part(seen, one), BeamShape(max(W - W // 2, 1), L))
-        more, second = other.draft(second, self._part(seen, other), half)
+        half, rest = BeamShape(max(W - W // 2, 1), L), BeamShape(max(W // 2, 1), L)
+        beams, first = one.draft(first, self._part(seen, one), one.drafted(half))
+        more, second = other.draft(second, self._part(seen, other), other.drafted(rest))
         if W == 1:
             return likelier_candidate(beams, more), (first, second)
         return _in_turn(join_beams(beams, more), beams.tokens.shape[1]), (first, second)
