@@ -13,7 +13,7 @@ from tiny import byte_model, byte_tokenizer, random_model
 
 from redrafter_mlx.distill.corpus.filters import EXCLUDED, Exclusions
 from redrafter_mlx.distill.corpus.prompts import user_turns
-from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
+from redrafter_mlx.distill.corpus.prompts.conversations import Conversation, read_conversations
 from redrafter_mlx.distill.corpus.prompts.given_texts import read_given
 from redrafter_mlx.distill.corpus.writer import Writer
 from redrafter_mlx.distill.job import TrainingJob
@@ -31,7 +31,7 @@ def excluded(tmp_path: Path) -> Exclusions:
     file = tmp_path / "questions.jsonl"
     rows = [{"turns": [LONG, "And at night?"]}, {"question": "Who?", "answer": f"It was {LONG}"}]
     file.write_text("\n".join(map(json.dumps, rows)))
-    return Exclusions.read([file])
+    return Exclusions.of(read_conversations(file))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_questions_in_other_scripts_are_found_in_longer_texts_and_told_from_othe
     tmp_path: Path, question: str, around: str, other: str
 ) -> None:
     (tmp_path / "q.txt").write_text(question + "\n", encoding="utf-8")
-    excluded = Exclusions.read([tmp_path / "q.txt"])
+    excluded = Exclusions.of(read_conversations(tmp_path / "q.txt"))
     assert excluded.match(around.format(question))
     assert not excluded.match(other)
 

@@ -137,9 +137,9 @@ def test_bad_question_files_are_one_line(tmp_path: Path) -> None:
     file = tmp_path / "q.jsonl"
     cases = [
         ("", "holds no question"),
-        ('{"turns": []}', "line 1 holds no prompt; one of messages, "),
+        ('{"turns": []}', "line 1 holds no prompt under messages, "),
         ('{"turns": ["a"]}\n{', "line 2 is not JSON"),
-        ('{"turns": ["a"]}\n[1]', "line 2 is neither text nor"),
+        ('{"turns": ["a"]}\n[1]', "line 2 holds neither text nor"),
     ]
     for text, message in cases:
         file.write_text(text)

@@ -157,12 +157,13 @@ class TrainingRun:
 
     @property
     def notes(self) -> list[str]:
-        """Reasons why this run is slower than others, one line each."""
+        """What a user should know before the run, one line each: unused rows, slow writing."""
         if self.target.row_masks:
-            return []
+            return [*self.given.notes]
         return [
+            *self.given.notes,
             f"{self.target.model_type} takes no mask for each text of a batch: its texts are "
-            f"written one at a time, about {self.job.writing.batch} times slower"
+            f"written one at a time, about {self.job.writing.batch} times slower",
         ]
 
     def estimate(self, most_seconds: float = math.inf) -> Estimate:

@@ -14,9 +14,8 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from redrafter_mlx.distill.corpus.prompts.conversations import Conversation, read_conversations
+from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 
 LOOP_WINDOW = 20
 """An answer that repeats this many tokens has fallen into a loop."""
@@ -62,9 +61,8 @@ class Exclusions:
     runs: frozenset[str] = frozenset()
 
     @classmethod
-    def read(cls, paths: Iterable[Path]) -> Exclusions:
-        """Read files; raises BadInputError, naming file and line, if one holds no questions."""
-        conversations = [c for path in paths for c in read_conversations(path)]
+    def of(cls, conversations: Iterable[Conversation]) -> Exclusions:
+        """Exclude the turns and answers of conversations."""
         texts = [text for c in conversations for text in (*c.turns, *c.answers)]
         return cls(frozenset(run for text in texts for run in _runs(text)))
 

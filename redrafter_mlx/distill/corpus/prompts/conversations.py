@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -11,7 +12,9 @@ from pathlib import Path
 
 from redrafter_mlx.errors import BadInputError
 
-_TEXT_KEYS = ("prompt", "instruction", "question", "text", "query")
+_MESSAGE_KEYS = ("messages", "conversations")
+_TURN_KEYS = ("turns", "prompt", "instruction", "question", "text", "query")
+_KNOWN_KEYS = (*_MESSAGE_KEYS, *_TURN_KEYS)
 _ANSWER_KEYS = ("response", "output", "answer", "completion", "chosen")
 _ROLES = {
     "user": "user",
@@ -21,6 +24,10 @@ _ROLES = {
     "chatgpt": "assistant",
     "system": "system",
 }
+_JSON_NAMES = (".json", ".jsonl", ".ndjson")
+
+_SHOWN = 4
+"""Number of reasons that a line names."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +52,35 @@ class Conversation:
         return [{"role": role, "content": content} for role, content in said]
 
 
-def read_conversations(path: str | Path) -> list[Conversation]:
+def read_conversations(path: str | Path, unused: Counter[str] | None = None) -> list[Conversation]:
     """Read conversations from JSONL, a JSON array, or plain lines (one prompt per line).
 
-    Raises BadInputError naming the file and the line.
+    A row is used up to its first message that cannot be, such as a tool's.
+
+    unused: counts the rows that are used in part or not at all, by reason
+    Raises BadInputError naming the file and the line, if it is not JSON or if no row can be used.
     """
-    found = [
-        conversation
-        for where, row in read_rows(path)
-        if (conversation := conversation_of(row, where)) is not None
-    ]
+    found, first = [], None
+    unused = Counter() if unused is None else unused
+    for where, row in read_rows(path):
+        try:
+            conversation, cut = _used(row)
+        except BadInputError as error:
+            first, conversation, cut = first or f"{where} holds {error}", None, str(error)
+        if conversation is not None:
+            found.append(conversation)
+        if cut is not None:
+            unused[cut] += 1
     if not found:
-        raise BadInputError(f"{path} holds no prompts")
+        raise BadInputError(first or f"{path} holds no prompts")
     return found
+
+
+def describe_unused(path: Path, unused: Counter[str]) -> str:
+    """Return a line on the rows of a file that are used in part or not at all."""
+    reasons = ", ".join(f"{n:,} with {why}" for why, n in unused.most_common(_SHOWN))
+    others = ", ..." if len(unused) > _SHOWN else ""
+    return f"{path}: rows used in part or left out: {unused.total():,} ({reasons}{others})"
 
 
 def conversation_of(row: object, where: str) -> Conversation | None:
@@ -69,33 +92,45 @@ def conversation_of(row: object, where: str) -> Conversation | None:
 
     Raises BadInputError, beginning with `where`, for another object.
     """
+    try:
+        return _used(row)[0]
+    except BadInputError as error:
+        raise BadInputError(f"{where} holds {error}") from None
+
+
+def _used(row: object) -> tuple[Conversation | None, str | None]:
+    """Return the conversation of a row as far as it can be used, and why no further.
+
+    Raises BadInputError, with the reason alone, for a row of no known form.
+    """
     if isinstance(row, str):
-        return Conversation((row.strip(),)) if row.strip() else None
+        return (Conversation((row.strip(),)) if row.strip() else None), None
     if not isinstance(row, dict):
-        raise BadInputError(f"{where} is neither text nor a JSON object")
-    for key in ("messages", "conversations"):
+        raise BadInputError("neither text nor a JSON object")
+    for key in _MESSAGE_KEYS:
         if isinstance(row.get(key), list):
-            return _from_messages(row[key], where)
-    keys = ("turns", *_TEXT_KEYS)
-    turns = next((turns for k in keys if (turns := _turns(row.get(k)))), None)
+            return _from_messages(row[key])
+    turns = next((turns for k in _TURN_KEYS if (turns := _turns(row.get(k)))), None)
     if turns is None:
-        known = ", ".join(("messages", "conversations", *keys))
-        raise BadInputError(f"{where} holds no prompt; one of {known} should")
+        raise BadInputError(f"no prompt under {', '.join(_KNOWN_KEYS)}")
     first, *later = turns
     more = _text(row.get("input"))
     answer = next((text for k in _ANSWER_KEYS if (text := _text(row.get(k)))), None)
-    return Conversation(
+    conversation = Conversation(
         (f"{first}\n\n{more}" if more else first, *later),
         (answer,) if answer and not later else (),
         _text(row.get("system")),
     )
+    return conversation, None
 
 
 def read_rows(path: str | Path) -> list[tuple[str, object]]:
     """Return the rows of JSONL, of a JSON array, or of plain lines, each with its place in words.
 
-    A row of a plain file is a string. Empty lines are left out. Raises BadInputError naming the
-    file, and the line that is not JSON.
+    A row of a plain file is a string. Empty lines are left out. A file that begins as JSON does,
+    under a name that is not JSON's, is JSON if its first row is.
+
+    Raises BadInputError naming the file, and the line that is not JSON.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -103,16 +138,38 @@ def read_rows(path: str | Path) -> list[tuple[str, object]]:
         raise BadInputError(f"{path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise BadInputError(f"{path} is not UTF-8 text") from None
-    if re.match(r"\s*\[\s*[\]{\"]", text):
-        items = _parse(str(path), text)
-        assert isinstance(items, list)
-        return [(f"{path}, element {n}", item) for n, item in enumerate(items, 1)]
     # Only "\n" ends a line: JSON strings may hold the other separators.
     lines = [(f"{path}, line {n}", line) for n, line in enumerate(text.split("\n"), 1)]
     lines = [(where, line) for where, line in lines if line.strip()]
-    if not text.lstrip().startswith("{"):
-        return list(lines)
-    return [(where, _parse(where, line)) for where, line in lines]
+    named = Path(path).suffix.lower() in _JSON_NAMES
+    if re.match(r"\s*\[\s*[\]{\"]", text):
+        items = _array(str(path), text, named=named)
+        if items is not None:
+            return [(f"{path}, element {n}", item) for n, item in enumerate(items, 1)]
+    elif text.lstrip().startswith("{") and (named or _is_row(lines[0][1])):
+        return [(where, _parse(where, line)) for where, line in lines]
+    return list(lines)
+
+
+def _array(where: str, text: str, *, named: bool) -> list[object] | None:
+    """Return the elements of a JSON array; None for other text, unless its file is `named` so."""
+    try:
+        items = _parse(where, text)
+    except BadInputError:
+        if named:
+            raise
+        return None
+    assert isinstance(items, list)
+    return items
+
+
+def _is_row(line: str) -> bool:
+    """Whether a line is a JSON object with a key that is known here."""
+    try:
+        row = _parse("", line)
+    except BadInputError:
+        return False
+    return isinstance(row, dict) and not row.keys().isdisjoint(_KNOWN_KEYS)
 
 
 def _parse(where: str, text: str) -> object:
@@ -122,10 +179,16 @@ def _parse(where: str, text: str) -> object:
         raise BadInputError(f"{where} is not JSON: {getattr(error, 'msg', error)}") from None
 
 
-def _from_messages(messages: Sequence[object], where: str) -> Conversation | None:
-    system, turns, answers = None, list[str](), list[str]()
+def _from_messages(messages: Sequence[object]) -> tuple[Conversation | None, str | None]:
+    system, turns, answers, cut = None, list[str](), list[str](), None
     for message in messages:
-        role, content = _role_and_content(message, where)
+        try:
+            role, content = _role_and_content(message)
+        except BadInputError as error:
+            if not turns:
+                raise
+            cut = str(error)
+            break
         if role == "system" and not turns:
             system = content
         elif role == "user" and len(answers) == len(turns):
@@ -133,17 +196,25 @@ def _from_messages(messages: Sequence[object], where: str) -> Conversation | Non
         elif role == "assistant" and len(answers) == len(turns) - 1:
             answers.append(content)
         else:
-            break  # the roles no longer alternate
-    return Conversation(tuple(turns), tuple(answers), system) if turns else None
+            cut = "roles that do not alternate" if turns else "no user's turn at its start"
+            break
+    return (Conversation(tuple(turns), tuple(answers), system) if turns else None), cut
 
 
-def _role_and_content(message: object, where: str) -> tuple[str, str]:
-    if isinstance(message, Mapping):
-        role = _ROLES.get(str(message.get("role", message.get("from"))))
-        content = message.get("content", message.get("value"))
-        if role and isinstance(content, str):
-            return role, content
-    raise BadInputError(f"{where} holds a message without a known role and a text")
+def _role_and_content(message: object) -> tuple[str, str]:
+    if not isinstance(message, Mapping):
+        raise BadInputError("a message that is no JSON object")
+    given = message.get("role", message.get("from"))
+    role, content = _ROLES.get(str(given)), message.get("content", message.get("value"))
+    if role is None:
+        raise BadInputError(f"a message of the role {given!r:.40}")
+    if isinstance(content, list):  # OpenAI's parts of a content
+        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        texts = [part for part in parts if isinstance(part, str)]
+        content = "".join(texts) if len(texts) == len(parts) else None
+    if not isinstance(content, str):
+        raise BadInputError("a message without a text")
+    return role, content
 
 
 def _turns(value: object) -> list[str]:

@@ -5,12 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.distill.corpus.filters import Exclusions
-from redrafter_mlx.distill.corpus.prompts.conversations import Conversation, read_conversations
+from redrafter_mlx.distill.corpus.prompts.conversations import (
+    Conversation,
+    describe_unused,
+    read_conversations,
+)
 from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import FORMAT
 from redrafter_mlx.distill.job import TrainingJob
@@ -28,28 +35,30 @@ class Given:
                    in random order, without `conversations`, of which some are held out
     exclude:       questions to exclude from training
     left_out:      number of conversations and texts that were excluded
+    notes:         one line for each file of which rows are used in part or not at all
     """
 
     conversations: tuple[Conversation, ...]
     read: tuple[ReadTexts, ...]
     exclude: Exclusions
     left_out: int
+    notes: tuple[str, ...] = ()
 
 
 def read_given(job: TrainingJob) -> Given:
     """Read a job's files; raises BadInputError, in one line, for a file that cannot be used."""
-    files = job.prompts if job.data is None else (job.data,)
-    asked = [conversation for file in files for conversation in read_conversations(file)]
+    notes: list[str] = []
+    asked = _read_files(job.prompts if job.data is None else (job.data,), notes)
     if job.data is None:
         asked = [replace(conversation, answers=()) for conversation in asked]
     elif not any(conversation.answers for conversation in asked):
         raise BadInputError(f"{job.data} holds no answers; for prompts alone use --prompts")
-    read = [text for file in job.read for text in read_conversations(file)]
+    read = _read_files(job.read, notes)
     random.Random(job.writing.seed).shuffle(read)  # each block reads some of every file
     asked = list(dict.fromkeys(asked))  # or one could be both held out and trained on
     asked_turns = {conversation.turns for conversation in asked}
     read = [text for text in read if text.turns not in asked_turns]
-    exclude = Exclusions.read(job.exclude)
+    exclude = Exclusions.of(_read_files(job.exclude, notes))
     conversations, texts = exclude.filter(asked), exclude.filter(read)
     for given, kept in ((asked, conversations), (read, texts)):
         if given and not kept:
@@ -59,7 +68,17 @@ def read_given(job: TrainingJob) -> Given:
     left_out = len(asked) + len(read) - len(conversations) - len(texts)
     only_read = [ReadTexts()] if job.learn_prompts and job.training.soft_share > 0 else []
     only_read += [ReadTexts(tuple(texts))] if texts else []
-    return Given(tuple(conversations), tuple(only_read), exclude, left_out)
+    return Given(tuple(conversations), tuple(only_read), exclude, left_out, tuple(notes))
+
+
+def _read_files(files: Sequence[Path], notes: list[str]) -> list[Conversation]:
+    found = []
+    for file in files:
+        unused = Counter[str]()
+        found += read_conversations(file, unused)
+        if unused:
+            notes.append(describe_unused(file, unused))
+    return found
 
 
 def corpus_key(
