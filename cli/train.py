@@ -40,8 +40,8 @@ class TrainOptions:
         "Options of the command win over it.", "FILE")] = None
     recipe: Annotated[str | None, Flag(
         "Options as in a paper, which cannot be set beside it. paper: ReDrafter's form, loss, "
-        "optimiser, schedule and labels; speculators: the MLP speculators' form, with equal "
-        "weights for all heads.",
+        "optimiser, schedule and labels; speculators: the MLP speculators' form and "
+        "learning rates, with equal weights for all heads.",
         "paper|speculators")] = None
     prompts: Annotated[tuple[str, ...], Flag(
         "Your own questions: JSONL, plain lines, MT-Bench, ShareGPT, Alpaca or OpenAI chat. The "

@@ -36,6 +36,20 @@ def test_what_a_recipe_leaves_open_can_be_chosen(tmp_path: Path) -> None:
     assert (job.training.epochs, job.training.depth_decay) == (3.0, 1.0)
 
 
+def test_the_second_stage_of_a_speculator_runs_at_a_tenth_of_the_firsts_rate(
+    tmp_path: Path,
+) -> None:
+    first = make_job(with_recipe("speculators", {"model": "tiny"}, {}), tmp_path / "stage-1")
+    given = {"model": "tiny", "start_from": str(tmp_path / "stage-1")}
+    second = make_job(with_recipe("speculators", given, {}), tmp_path / "stage-2")
+    assert (first.training.learning_rate, second.training.learning_rate) == (1e-3, 1e-4)
+    of_paper = make_job(with_recipe("paper", given, {}), tmp_path / "stage-2")
+    assert of_paper.training.learning_rate == 1e-3
+    own = {**given, "training": {"learning_rate": 1e-3}}
+    with pytest.raises(BadInputError, match=r"training\.learning_rate 0\.0001"):
+        with_recipe("speculators", own, {})
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

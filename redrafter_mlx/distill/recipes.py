@@ -34,11 +34,21 @@ RECIPES: Mapping[RecipeName, Mapping[str, object]] = {
         "training.soft_share": 0.0,
         "training.depth_decay": 1.0,
     },
-    # arXiv 2404.19124: both of its stages.
-    "speculators": {"drafter.form": "mlp", "training.depth_decay": 1.0},
+    # arXiv 2404.19124, its first stage.
+    "speculators": {
+        "drafter.form": "mlp",
+        "training.learning_rate": 1e-3,
+        "training.depth_decay": 1.0,
+    },
 }
 """Recipes by name: keys of an options file (`training.epochs` for a key of a table) and their
 values; None for a key that must be left out."""
+
+_FURTHER: Mapping[str, Mapping[str, object]] = {
+    # The second stage: the paper saw spikes of the loss at the first one's rate.
+    "speculators": {"training.learning_rate": 1e-4},
+}
+"""What a recipe fixes otherwise in a run that starts from a drafter."""
 
 
 def with_recipe(
@@ -53,7 +63,9 @@ def with_recipe(
     """
     check_choice("recipe", name, RecipeName)
     keys = dict(flat(given))
-    fixed = RECIPES[cast(RecipeName, name)]
+    fixed = dict(RECIPES[cast(RecipeName, name)])
+    if keys.get("start_from") is not None:
+        fixed |= _FURTHER.get(name, {})
     for key, value in fixed.items():
         if key in keys and keys[key] != value:
             own = f"leaves {key} out" if value is None else f"has {key} {shown(value)}"
@@ -62,7 +74,7 @@ def with_recipe(
                 f"out one of the two"
             )
     filled: dict[str, object] = {}
-    for key, value in (keys | dict(fixed)).items():
+    for key, value in (keys | fixed).items():
         if value is None:
             continue
         table, _, own = key.rpartition(".")
