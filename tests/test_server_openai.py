@@ -529,3 +529,17 @@ def test_metrics_count_what_usage_timings_and_steps_report() -> None:
         str(at): sum(step["accepted"] > at for step in drafted) for at in range(len(by_position))
     }
     assert sum(by_position.values()) == accepted
+
+
+def test_the_tokens_of_a_chat_answer_add_up_to_its_text(
+    client: openai.OpenAI, model: Redrafter
+) -> None:
+    (space,) = model.encode(" ", raw=True)
+    given = {"model": "tiny", "messages": ASKED, "max_tokens": 3, "logprobs": True}
+    given["logit_bias"] = {str(space): 100}
+    whole = client.chat.completions.create(**given).choices[0]
+    assert whole.message.content == "   "
+    assert whole.logprobs is not None
+    assert [entry.token for entry in whole.logprobs.content or ()] == [" "] * 3
+    chunks = client.chat.completions.create(**given, stream=True)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == "   "

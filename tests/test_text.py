@@ -10,31 +10,24 @@ from redrafter_mlx.decoding.stopping import AnswerText, StopScanner
 
 
 class Letters:
-    """A detokenizer whose tokens are code points; it may hold one back until `finalize`."""
+    """Decodes tokens that are code points; it may hold one back until more text comes."""
 
     def __init__(self, held: int | None = None) -> None:
-        self.text, self.offset, self._held, self._late = "", 0, held, ""
+        self._held, self._late = held, ""
 
-    def add_token(self, token: int) -> None:
+    def add(self, token: int) -> str:
         if token == self._held:
             self._late += chr(token)
-        else:
-            self.text += self._late + chr(token)
-            self._late = ""
+            return ""
+        return self.finish() + chr(token)
 
-    def finalize(self) -> None:
-        self.text += self._late
-        self._late = ""
-
-    @property
-    def last_segment(self) -> str:
-        segment = self.text[self.offset :]
-        self.offset = len(self.text)
-        return segment
+    def finish(self) -> str:
+        late, self._late = self._late, ""
+        return late
 
 
 def say(text: str, stop: tuple[str, ...] = (), max_tokens: int = 1000, held: int | None = None):  # type: ignore[no-untyped-def]
-    answer = AnswerText(Letters(held), {0}, stop, max_tokens)  # type: ignore[arg-type]
+    answer = AnswerText(Letters(held), {0}, stop, max_tokens)
     pieces = []
     for c in text:
         pieces.append(answer.add(ord(c)))
@@ -90,7 +83,7 @@ def test_a_stop_string_keeps_the_tokens_up_to_its_end() -> None:
     assert "".join(map(chr, answer.tokens)) == "one STOP"
 
 
-def test_what_the_detokenizer_held_is_flushed_at_the_end() -> None:
+def test_text_that_was_held_back_is_flushed_at_the_end() -> None:
     assert say("ab", max_tokens=2, held=ord("b"))[0] == "ab"
 
 

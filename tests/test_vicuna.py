@@ -17,6 +17,7 @@ import pytest
 import sentencepiece
 from weights_samples import gguf_metadata, gguf_tensors, llama_model, write_folder, write_gguf
 
+from redrafter_mlx.decoding.token_text import TokenText
 from redrafter_mlx.errors import BadInputError, DamagedFileError, UnsupportedModelError
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.weights.chat import encode_text, render_chat
@@ -352,3 +353,14 @@ def test_pieces_that_a_maker_defined_are_left_to_transformers(tmp_path: Path) ->
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
     tokenizer = load_target(tmp_path).tokenizer
     assert len(tokenizer.encode("<|x|>", add_special_tokens=False)) <= 2
+
+
+def test_the_next_turn_begins_with_the_tokens_of_the_answer(vicuna: LoadedTarget) -> None:
+    """An answer's text begins with the space after "ASSISTANT:", which the template writes too."""
+    asked = [{"role": "user", "content": "Hello world"}]
+    tokenizer = vicuna.tokenizer
+    answer = tokenizer.encode("two spaces", add_special_tokens=False)
+    text = TokenText(tokenizer).of(answer)
+    begun = [*render_chat(tokenizer, asked), *answer]
+    again = [*asked, {"role": "assistant", "content": text}, *asked]
+    assert render_chat(tokenizer, again)[: len(begun)] == begun

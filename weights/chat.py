@@ -34,10 +34,11 @@ or message['role'] not in ['user', 'assistant'] %}\
 {{ raise_exception('after an optional system message, user and assistant must take turns') }}\
 {% endif %}\
 {% if message['role'] == 'user' %}{{ 'USER: ' + message['content'] + ' ' }}\
-{% else %}{{ 'ASSISTANT: ' + message['content'] + eos_token }}{% endif %}\
+{% else %}{{ 'ASSISTANT: ' + message['content'].strip() + eos_token }}{% endif %}\
 {% endfor %}\
 {% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"""
-"""Chat template of Vicuna v1.1 and later, whose folders lack it: FastChat's `vicuna_v1.1`."""
+"""Chat template of Vicuna v1.1 and later, whose folders lack it: FastChat's `vicuna_v1.1`.
+An answer begins with the space after "ASSISTANT:"; FastChat strips it before the next turn."""
 
 # In transformers each call sets whether control tokens are text, as state of the tokenizer.
 _TOKENIZER_LOCK = threading.RLock()

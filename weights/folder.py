@@ -18,6 +18,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer
+from tokenizers import decoders
+from transformers import PreTrainedTokenizerFast
 
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.runtime.json_file import read_object
@@ -133,10 +135,26 @@ def _stored_tokenizer(folder: Path, ends: object) -> TokenizerWrapper:
         )
     try:
         # None would make transformers ask on stdin whether to run code that the files name.
-        return load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=eos)
+        tokenizer = load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=eos)
+        _match_decoder(tokenizer)
+        return tokenizer
     except Exception as error:  # transformers passes on its parsers' errors, of any type
         text = " ".join(str(error).split()) or type(error).__name__
         raise DamagedFileError(f"{folder}: its tokenizer cannot be read: {text:.200}") from error
+
+
+def _match_decoder(tokenizer: TokenizerWrapper) -> None:
+    """Let a tokenizer that writes bytes as characters read them so, whatever decoder it names.
+
+    Tekken v13 (Devstral 2) has a decoder for SentencePiece, which leaves a space as `Ġ`.
+    """
+    fast = tokenizer._tokenizer
+    backend = fast.backend_tokenizer if isinstance(fast, PreTrainedTokenizerFast) else None
+    if backend is None or backend.pre_tokenizer is None or backend.decoder is None:
+        return
+    pieces = [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str("\n")]
+    if pieces == ["Ċ"] == [backend.decoder.decode(pieces)]:
+        backend.decoder = decoders.ByteLevel()
 
 
 def _chat_template(folder: Path, settings: dict[str, object]) -> str | None:

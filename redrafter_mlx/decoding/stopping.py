@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-
-from mlx_lm.tokenizer_utils import StreamingDetokenizer
+from typing import Protocol
 
 from redrafter_mlx.decoding.constraint import Constraint
+
+
+class Decoded(Protocol):
+    """Text from tokens, as `token_text.TextStream`."""
+
+    def add(self, token: int) -> str: ...
+
+    def finish(self) -> str: ...
 
 
 class StopScanner:
@@ -51,13 +58,13 @@ class AnswerText:
 
     def __init__(
         self,
-        detokenizer: StreamingDetokenizer,
+        decoded: Decoded,
         eos: Collection[int],
         stop: Sequence[str],
         max_tokens: int,
         constraint: Constraint | None = None,
     ) -> None:
-        self._detokenizer = detokenizer
+        self._decoded = decoded
         self._eos = eos
         self._scanner = StopScanner(stop)
         self._max_tokens = max_tokens
@@ -74,8 +81,7 @@ class AnswerText:
             return self._finish()
         if self._constraint is not None:
             self._constraint.advance(token)
-        self._detokenizer.add_token(token)
-        text = self._scanner.feed(self._detokenizer.last_segment)
+        text = self._scanner.feed(self._decoded.add(token))
         if self._scanner.stopped:
             self.finish_reason = "stop"
         elif self._constraint is not None and self._constraint.ended:
@@ -96,9 +102,8 @@ class AnswerText:
         self._max_tokens = len(self.tokens) + 1
 
     def _finish(self) -> str:
-        """Flush the detokeniser and the scanner; a stop string may still appear in that text."""
-        self._detokenizer.finalize()
-        text = self._scanner.feed(self._detokenizer.last_segment)
+        """Flush the decoded text and the scanner; a stop string may still appear in that text."""
+        text = self._scanner.feed(self._decoded.finish())
         if self._scanner.stopped:
             self.finish_reason = "stop"
             return text

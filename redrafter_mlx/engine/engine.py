@@ -20,6 +20,7 @@ from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.decoding.constraint import Constraint
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.stopping import AnswerText
+from redrafter_mlx.decoding.token_text import TokenText
 from redrafter_mlx.distributed.mirror import Mirror, MirroredTarget
 from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.drafting.registry import find_drafting
@@ -28,13 +29,7 @@ from redrafter_mlx.engine.exactness import check_once
 from redrafter_mlx.engine.listening import aresponses, responses
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
-from redrafter_mlx.engine.prompt import (
-    Prompt,
-    context_length_of,
-    continue_text,
-    prompt_tokens,
-    visible_token,
-)
+from redrafter_mlx.engine.prompt import Prompt, context_length_of, prompt_tokens
 from redrafter_mlx.engine.request import Answer, Request, Tell
 from redrafter_mlx.engine.scheduler import Scheduler
 from redrafter_mlx.engine.session import Session
@@ -186,8 +181,7 @@ class Redrafter:
 
         Args:
           prompt: a user's message, a list of messages with `role` and `content`, or token ids
-          raw: continue the prompt: a string is used as it is, without the chat template, and a
-            space at the start of the answer stays
+          raw: continue the prompt: a string is used as it is, without the chat template
           options: see GenerationOptions; `overrides` are its fields by name
           constraint: the grammar of this answer, made for it alone
           on_prefill: called in the engine's thread with the number of prompt tokens read so far,
@@ -297,9 +291,9 @@ class Redrafter:
         return ids
 
     @cached_property
-    def visible_token(self) -> int:
-        """A token with visible text, found once: another thread may be encoding a long prompt."""
-        return visible_token(self.tokenizer)
+    def token_text(self) -> TokenText:
+        """Decodes tokens; made once, since another thread may be encoding a long prompt."""
+        return TokenText(self.tokenizer)
 
     def room_for(self, prompt: Sequence[int], max_tokens: int) -> int:
         """Return the maximum number of tokens of an answer within the model's context."""
@@ -353,15 +347,13 @@ class Redrafter:
     ) -> Request:
         """Return a request for one answer; raises BadInputError for an unusable prompt."""
         ids = self.encode(prompt, raw=raw, thinking=options.thinking)
-        return Request(tuple(ids), options, constraint, on_prefill, continues=raw)
+        return Request(tuple(ids), options, constraint, on_prefill)
 
     def _answer(self, request: Request, tell: Tell) -> Answer:
         """Return the answer to a request, not begun; `tell` sends its events to the caller."""
         options, prompt = request.options, request.prompt
-        detokenizer, eos = self.tokenizer.detokenizer, self.tokenizer.eos_token_ids
-        if request.continues:
-            continue_text(detokenizer, self.visible_token)
+        decoded, eos = self.token_text.stream(), self.tokenizer.eos_token_ids
         room = self.room_for(prompt, options.max_tokens)
         shape = self.shape_of(options, len(prompt))
-        text = AnswerText(detokenizer, eos, options.stop, room, request.constraint)
+        text = AnswerText(decoded, eos, options.stop, room, request.constraint)
         return Answer(request, text, self.decoder(options, shape or PLAIN), shape, tell)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral
 
 import mlx.nn as nn
-from mlx_lm.tokenizer_utils import StreamingDetokenizer, TokenizerWrapper
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.source import TargetSource
@@ -52,21 +52,6 @@ def prompt_tokens(
     if max(ids) >= vocab_size:  # MLX would read whatever lies behind its embeddings
         raise BadInputError(f"the prompt holds token {max(ids)}; the model has {vocab_size}")
     return ids
-
-
-def visible_token(tokenizer: TokenizerWrapper) -> int:
-    """Return a token with visible text: tokens are decoded after it with their leading space."""
-    return encode_text(tokenizer, "a")[-1]
-
-
-def continue_text(detokenizer: StreamingDetokenizer, visible: int) -> None:
-    """Begin a text that continues another one; mlx-lm drops a space at the start of a text.
-
-    visible: as of `visible_token`
-    """
-    detokenizer.reset()
-    detokenizer.add_token(visible)
-    _ = detokenizer.last_segment  # the next segment begins after it
 
 
 def context_length_of(model: nn.Module, source: TargetSource | None) -> int | None:

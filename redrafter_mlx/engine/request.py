@@ -22,14 +22,12 @@ class Request:
     constraint: the grammar of this answer, made for it alone
     on_prefill: called in the engine's thread with the number of prompt tokens read so far, and
                 their total number
-    continues:  whether the answer continues the prompt's text, so that a space at its start stays
     """
 
     prompt: tuple[int, ...]
     options: GenerationOptions
     constraint: Constraint | None = None
     on_prefill: Callable[[int, int], None] | None = None
-    continues: bool = False
 
 
 Event = Response | Exception | None

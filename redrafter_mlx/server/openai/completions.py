@@ -31,7 +31,7 @@ class CompletionReply(Reply[CompletionRequest]):
         for prompt in asked.prompt:
             with blamed_on("prompt"):
                 ids = tuple(self._hosted.model.encode(prompt, raw=isinstance(prompt, str)))
-            requests += self._requests(ids, most, continues=True)
+            requests += self._requests(ids, most)
         self._texts = [""] * len(requests)
         self._logprobs = [_no_logprobs() for _ in requests]
         self._offsets = [0] * len(requests)  # of their next tokens in the text, in characters

@@ -6,7 +6,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from redrafter_mlx.decoding.constraint import Constraint
 from redrafter_mlx.engine.request import Request
@@ -142,13 +142,11 @@ class Reply(ABC, Generic[R]):
         prompt: tuple[int, ...],
         max_tokens: int | None,
         constraint: Callable[[], Constraint | None] = lambda: None,
-        continues: bool = False,
     ) -> list[Request]:
         """Return the requests of the `n` answers to one prompt.
 
         Args:
           constraint: called once per answer, for its constraint
-          continues: whether they continue the prompt's text
         """
         model, asked = self._hosted.model, self._asked
         most = model.room_for(prompt, max_tokens or model.context_length or _UNLIMITED)
@@ -157,7 +155,7 @@ class Reply(ABC, Generic[R]):
             options = asked.options(number, most)
             with blamed_on("logit_bias"):  # other options were checked with the request
                 options = model.chosen_options(options, {})
-            requests.append(Request(prompt, options, constraint(), continues=continues))
+            requests.append(Request(prompt, options, constraint()))
         return requests
 
     def _token_bytes(self, token: int, text: str) -> bytes | None:
@@ -167,8 +165,4 @@ class Reply(ABC, Generic[R]):
         return self._hosted.grammars.bytes_of(token)  # it is part of a character
 
     def _token_text(self, token: int) -> str:
-        """Return a token's text within a longer text; alone, decoders drop its leading space."""
-        model = self._hosted.model
-        tokenizer, before = model.tokenizer, model.visible_token
-        text: Any = tokenizer.decode([before, token])
-        return str(text)[len(str(tokenizer.decode([before]))) :]
+        return self._hosted.model.token_text.of([token])
