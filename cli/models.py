@@ -43,19 +43,24 @@ def pull(*, name: Name, target: Annotated[opt.TargetOptions, ("offline",)]) -> N
     REPO may name a revision: org/name@revision. After an interruption, files that are complete
     are not downloaded again.
     """
+    print(sanitise(str(fetch(name, offline=target.offline))))
+
+
+def fetch(name: str, *, offline: bool = False) -> Path:
+    """Download a model or a published drafter, with progress, check it, and return its path."""
     with progress_bars(f"pulling {name}") as progress:
         from redrafter_mlx.loading.supported import check_repository
-        from redrafter_mlx.weights.resolve import pull as fetch
+        from redrafter_mlx.weights.resolve import pull as download
 
-        local = fetch(
+        local = download(
             name,
-            offline=target.offline,
+            offline=offline,
             progress=progress,
             advise=lambda line: print(sanitise(line), file=sys.stderr),
             check_listed=check_repository,
         )
         _check_files(local.path)
-    print(sanitise(str(local.path)))
+    return local.path
 
 
 def list_all() -> None:

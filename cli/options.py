@@ -160,7 +160,11 @@ TARGET = Flag(
 DTYPE = Flag(
     "float16, bfloat16, float32, or auto: as stored on a GPU, float32 on a CPU.", "TYPE", MODEL
 )
-DRAFTER_BITS = Flag("Quantise the drafter's weights to this many bits.", "4|8", DRAFTS)
+DRAFTER_BITS = Flag(
+    "Quantise the drafter's weights to this many bits; 16 leaves them as stored. "
+    "[default: the target's bits]",
+    "4|8|16", DRAFTS,
+)  # fmt: skip
 OFFLINE = Flag("Use only what is on this machine.", panel=MODEL)
 LIMIT = Flag("Only N of them, evenly spaced.", "N")
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 from redrafter_mlx.cli import options as opt
+from redrafter_mlx.cli.offer import offer_drafter
 from redrafter_mlx.cli.options import Flag
 from redrafter_mlx.cli.terminal import INTERRUPTED, Terminal, one_line
 from redrafter_mlx.errors import BadInputError
@@ -59,6 +60,7 @@ def command(
         raise BadInputError("ranks share one model until they end; leave out --unload-after")
     if launched_rank():
         opt.load_model(loading)  # never returns: only rank 0 listens
+    offer_drafter(loading)
     run(serving, loading)
 
 
@@ -87,7 +89,10 @@ def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
         server.should_exit = True
 
     def load() -> Redrafter:
-        return opt.load_model(loading, EngineOptions(max_batch=serving.max_concurrency))
+        loaded = opt.load_model(loading, EngineOptions(max_batch=serving.max_concurrency))
+        if loaded.drafter_note:
+            Terminal.standard().note(loaded.drafter_note)
+        return loaded
 
     host = ModelHost(loading.model or DEFAULT_MODEL, load, unload_after=serving.unload_after)
     logging = copy.deepcopy(LOGGING_CONFIG)

@@ -18,7 +18,8 @@ from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import RedrafterError, device_failure
 from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.target.fingerprint import nbytes_of
-from redrafter_mlx.weights.fit.needs import FOUR_BITS, stored_model
+from redrafter_mlx.weights.fit.model_size import bits_of_drafter, quantised_bits
+from redrafter_mlx.weights.fit.needs import stored_model
 from redrafter_mlx.weights.known_drafters import known_drafters
 
 _PATIENCE = 30.0
@@ -49,8 +50,9 @@ def ways_to_draft(loaded: Redrafter, costs: CostModel, context: int) -> list[Adv
     if known is not None and stored is not None:
         command = f"redrafter-mlx pull {known.name} && {chat} --drafter {known.name}"
         nbytes = known.in_memory or stored.size.drafter_bytes
-        if loaded.source is not None and loaded.source.bits == 4:
-            command, nbytes = f"{command} --drafter-bits 4", round(nbytes * FOUR_BITS)
+        bits = bits_of_drafter(None, None if loaded.source is None else loaded.source.bits)
+        if bits is not None:
+            nbytes = round(nbytes * quantised_bits(bits) / 16)
         kind = published(nbytes, nbytes_of(loaded.model))
         kinds.append((f"{known.form}, published", kind, command))
     train = f"redrafter-mlx train {shlex.quote(name)} --hours 8"

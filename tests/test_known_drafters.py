@@ -17,6 +17,7 @@ from redrafter_mlx.loading.load import load
 from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights.known_drafters import KNOWN_DRAFTERS, KnownDrafter, known_drafters
+from redrafter_mlx.weights.precision import stored_bits
 from redrafter_mlx.weights.registry import DEFAULT_MODEL
 from redrafter_mlx.weights.resolve import is_repo
 
@@ -105,7 +106,7 @@ def test_auto_takes_a_published_drafter_that_is_here_and_else_says_what_to_pull(
     without = load("org/tiny-4bit")
     assert without.drafting == "lookup"
     assert without.drafter_note is not None
-    assert f"`redrafter-mlx pull {REPO}` fetches one (ReDrafter)" in without.drafter_note
+    assert f"`redrafter-mlx pull {REPO}` fetches one (ReDrafter, 4 MB)" in without.drafter_note
     folder = on_disk(tiny)
     redrafter = load("org/tiny-4bit")
     assert redrafter.drafting == "drafter and lookup"
@@ -147,17 +148,27 @@ def test_drafters_lists_what_is_known_and_what_is_here(
 
 
 @pytest.mark.parametrize(
-    ("bits", "asked", "advised"), [(4, None, True), (4, 8, False), (8, None, False)]
-)
-def test_a_published_drafter_is_to_be_quantised_like_its_target(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, bits: int, asked: int | None, advised: bool
+    ("bits", "asked", "stored"),
+    [(4, None, 4), (3, None, 4), (6, None, 8), (8, None, 8), (None, None, None),
+     (4, 8, 8), (None, 4, 4), (4, 16, None)],
+)  # fmt: skip
+def test_a_drafter_has_the_bits_of_its_target_unless_others_are_asked_for(
+    tiny: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bits: int | None,
+    asked: int | None,
+    stored: int | None,
 ) -> None:
     source = TargetSource("org/tiny-4bit", tiny, "sha256:t", "llama", "float32", bits, None)
     target = LoadedTarget(random_model(), byte_tokenizer(), source)
     monkeypatch.setattr(loading, "load_target", lambda *_, **__: target)
-    note = str(load("org/tiny-4bit", drafter_bits=asked).drafter_note)
-    assert ("--drafter-bits 4" in note) == advised
-    assert REPO in note
+    on_disk(tiny)
+    redrafter = load("org/tiny-4bit", drafter_bits=asked)
+    assert redrafter.drafter is not None
+    assert redrafter.drafter.module is not None
+    assert stored_bits(redrafter.drafter.module) == stored
+    wanted = plain_tokens(random_model(), ASKED, 9)
+    assert redrafter.generate(ASKED, max_tokens=9).token_ids == wanted
 
 
 def test_show_describes_a_drafter_by_its_form_size_and_target(

@@ -69,12 +69,21 @@ class UnreachableError(DownloadError):
 
 @dataclass(frozen=True)
 class Listing:
-    """Files of a repository at a revision: its commit, and sizes in bytes by file name."""
+    """Files of a repository at a revision: its commit, and sizes in bytes by file name.
+
+    licence: as its card names it, None if the card does not
+    """
 
     repo: str
     revision: str
     commit: str
     sizes: dict[str, int]
+    licence: str | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the files that hold its weights."""
+        return sum(self.sizes[name] for name in weight_names(self.sizes))
 
 
 def split_repo(name: str) -> tuple[str, str] | None:
@@ -95,7 +104,9 @@ def list_repo(repo: str, revision: str) -> Listing:
             repo, revision=revision, files_metadata=True, timeout=ANSWER_TIMEOUT
         )
     sizes = {f.rfilename: f.size or 0 for f in info.siblings or ()}
-    return Listing(repo, revision, info.sha or revision, sizes)
+    card = info.card_data
+    licence = None if card is None else card.get("license_name") or card.get("license")
+    return Listing(repo, revision, info.sha or revision, sizes, licence)
 
 
 def download_file(listing: Listing, name: str, progress: Progress, *, again: bool = False) -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from redrafter_mlx.runtime.paths import human_size
 from redrafter_mlx.weights.hub import split_repo
 from redrafter_mlx.weights.registry import REGISTRY
 
@@ -35,6 +36,13 @@ class KnownDrafter:
     def in_memory(self) -> int | None:
         """Size of the weights that are loaded in bytes, None if unknown."""
         return None if self.size is None else self.size - self.embedding
+
+    @property
+    def facts(self) -> str:
+        """What it is, for people: `EAGLE-3, 2.0 GB, license: apache-2.0`, as far as it is known."""
+        size = None if self.size is None else human_size(self.size)
+        licence = None if self.licence is None else f"license: {self.licence}"
+        return ", ".join(filter(None, (self.form, size, licence)))
 
     @property
     def name(self) -> str:

@@ -40,10 +40,16 @@ class Precision:
     bits: int | None
 
 
-def check_quantize(quantize: int | None, name: str = "quantize") -> None:
-    """Raise BadInputError, naming the option, unless weights can be quantised to these bits."""
+def check_quantize(quantize: int | None) -> None:
+    """Raise BadInputError unless weights can be quantised to these bits."""
     if quantize is not None and (isinstance(quantize, bool) or quantize not in (4, 8)):
-        raise BadInputError(f"{name} is {quantize!r}; it must be 4 or 8 bits")
+        raise BadInputError(f"quantize is {quantize!r}; it must be 4 or 8 bits")
+
+
+def check_drafter_bits(bits: int | None, name: str = "drafter_bits") -> None:
+    """Raise BadInputError, naming the option, unless a drafter's weights can have these bits."""
+    if bits is not None and (isinstance(bits, bool) or bits not in (4, 8, 16)):
+        raise BadInputError(f"{name} is {bits!r}; it must be 4, 8 or, as stored, 16 bits")
 
 
 def convert(
@@ -71,8 +77,8 @@ def convert(
         dequantize_model(model)
     if wanted is not None:
         _cast(model, wanted)
-    if quantize is not None and bits is None:
-        quantize_layers(model, quantize)
+    if quantize is not None and bits is None and not quantize_layers(model, quantize):
+        raise BadInputError(no_layer_fits("quantize", quantize))
     return Precision(_dtype(model), stored_bits(model))
 
 
@@ -137,10 +143,10 @@ def _unpack(module: nn.Module, weights: mx.array) -> None:
         out[part] += biases[part]
 
 
-def quantize_layers(model: nn.Module, bits: int, option: str = "quantize") -> None:
+def quantize_layers(model: nn.Module, bits: int) -> bool:
     """Quantise the layers whose rows divide into groups; the others stay, as in mlx-lm.
 
-    Raises BadInputError, naming `option`, if there is no such layer.
+    Returns whether there is such a layer.
     """
     own = getattr(model, "quant_predicate", None) or (lambda _path, _module: True)
 
@@ -150,10 +156,12 @@ def quantize_layers(model: nn.Module, bits: int, option: str = "quantize") -> No
         return chosen
 
     nn.quantize(model, group_size=GROUP_SIZE, bits=bits, class_predicate=how)
-    if stored_bits(model) is None:
-        raise BadInputError(
-            f"{option} is {bits}, but no layer's rows divide into groups of {GROUP_SIZE}"
-        )
+    return stored_bits(model) is not None
+
+
+def no_layer_fits(option: str, bits: int) -> str:
+    """Return the error of a network that `quantize_layers` leaves as it is."""
+    return f"{option} is {bits}, but no layer's rows divide into groups of {GROUP_SIZE}"
 
 
 def stored_bits(model: nn.Module) -> int | None:

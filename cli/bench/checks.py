@@ -11,7 +11,7 @@ from redrafter_mlx.cli.options import option_name
 from redrafter_mlx.config import check_int
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.launched import launched_rank
-from redrafter_mlx.weights.precision import check_quantize
+from redrafter_mlx.weights.precision import check_drafter_bits
 
 
 def check_comparison(options: BenchOptions) -> None:
@@ -24,7 +24,7 @@ def check_comparison(options: BenchOptions) -> None:
 
 def check_measurement(options: BenchOptions) -> None:
     """Raise BadInputError for every mistake that can be found without loading a model."""
-    check_quantize(options.drafter_bits, "--drafter-bits")
+    check_drafter_bits(options.drafter_bits, "--drafter-bits")
     options.plan("", options.methods([None]))
     assert options.loadings
     in_turn = options.paper is not None and options.batch_size is not None

@@ -12,6 +12,7 @@ import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.chat import commands as chat_commands
+from redrafter_mlx.cli.offer import offer_drafter
 from redrafter_mlx.cli.options import Flag
 from redrafter_mlx.cli.prefill_line import PrefillLine
 from redrafter_mlx.cli.serve import API_KEY
@@ -89,6 +90,8 @@ def command(
     session: Session | RemoteSession
     count_tokens: Callable[[str], int] | None = None
     if server is None:
+        if generation.draft:
+            offer_drafter(loading)
         model = opt.load_model(loading)
         session, count_tokens = model.session(system), token_counter(model)
     else:

@@ -22,14 +22,14 @@ from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import shown
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
-from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
+from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.runtime.atomic_write import flush_to_disk, name_in_errors
 from redrafter_mlx.runtime.device import dtype_name
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.files.names import WEIGHTS
 from redrafter_mlx.weights.files.tensors import StoredTensors, open_tensors
-from redrafter_mlx.weights.precision import quantize_layers
+from redrafter_mlx.weights.precision import no_layer_fits, quantize_layers
 
 CONFIG = "config.json"
 _SAVING = ".saving-"
@@ -42,12 +42,14 @@ class DrafterFiles:
     config:  contents of config.json
     tensors: as described by the headers of the weight files
     bits:    4 or 8 quantises weights after reading; None leaves them as they are
+    asked:   whether a caller named these bits, so that weights which do not allow it are refused
     """
 
     folder: Path
     config: Mapping[str, object]
     tensors: StoredTensors
     bits: int | None = None
+    asked: bool = True
 
     def read(self, own_name: Callable[[str], str]) -> dict[str, mx.array]:
         """Read all tensors, under our names instead of the stored ones.
@@ -121,10 +123,10 @@ def read_drafter_config(folder: str | Path) -> dict[str, object]:
         raise ModelNotFoundError(f"{path} is missing; a drafter's folder holds {CONFIG}") from None
 
 
-def open_files(folder: str | Path, bits: int | None = None) -> DrafterFiles:
+def open_files(folder: str | Path, bits: int | None = None, asked: bool = True) -> DrafterFiles:
     """Open a drafter's folder: its configuration and the headers of its weight files."""
     config = read_drafter_config(folder)
-    return DrafterFiles(Path(folder), config, open_tensors(Path(folder)), bits)
+    return DrafterFiles(Path(folder), config, open_tensors(Path(folder)), bits, asked)
 
 
 def check_trained_for(
@@ -217,7 +219,8 @@ def fill(
     network.eval()
     _check_finite(parameters_of(network), files.tensors.path)
     if files.bits is not None:
-        quantize_layers(network, files.bits, "drafter_bits")
+        if not quantize_layers(network, files.bits) and files.asked:
+            raise BadInputError(no_layer_fits("drafter_bits", files.bits))
         mx.eval(network.parameters())
 
 

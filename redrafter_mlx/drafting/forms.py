@@ -55,20 +55,21 @@ class DrafterFolder:
     """A drafter on disk, which is loaded once its target is known.
 
     target_name, target_fingerprint: of the target that it will draft for, if known
-    bits: 4 or 8 quantises its weights; None leaves them as they are
+    bits, asked: as in DrafterFiles
     """
 
     path: Path
     target_name: str | None = None
     target_fingerprint: str | None = None
     bits: int | None = None
+    asked: bool = True
 
     def bind(self, target: Target, tokenizer: TokenizerWrapper) -> Drafter:
         """Load the drafter, evaluated, in the target's arithmetic; errors as in `Form.load`.
 
         If the target's fingerprint is known, the drafter is calibrated.
         """
-        files = open_files(self.path, self.bits)
+        files = open_files(self.path, self.bits, self.asked)
         drafter = self._load(files, target)
         if self.target_fingerprint is None:
             return drafter
@@ -78,7 +79,7 @@ class DrafterFolder:
 
     def load(self, target: Target) -> LevelDrafter:
         """Load the drafter exactly as its files describe it, without calibration."""
-        return self._load(open_files(self.path, self.bits), target)
+        return self._load(open_files(self.path, self.bits, self.asked), target)
 
     def _load(self, files: DrafterFiles, target: Target) -> LevelDrafter:
         check_trained_for(files.config, self.path, self.target_name, self.target_fingerprint)
@@ -151,7 +152,7 @@ def _check_not_quantised(files: DrafterFiles, form: Form) -> None:
     if quantised is not None:
         raise UnsupportedModelError(
             f"{files.folder}: its weights are quantised already (tensor {quantised:.80}); give the "
-            f"drafter's 16-bit files, with --drafter-bits 4 to quantise them at loading"
+            f"drafter's 16-bit files; --drafter-bits quantises them at loading"
         )
 
 

@@ -39,8 +39,10 @@ from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights import Progress
+from redrafter_mlx.weights.fit.model_size import bits_of_drafter
+from redrafter_mlx.weights.fit.needs import stored_model
 from redrafter_mlx.weights.known_drafters import KnownDrafter, known_drafters
-from redrafter_mlx.weights.precision import check_quantize
+from redrafter_mlx.weights.precision import check_drafter_bits
 from redrafter_mlx.weights.registry import REGISTRY
 from redrafter_mlx.weights.resolve import find_local, is_repo, resolve
 
@@ -58,7 +60,7 @@ class NamedDrafter:
     parts:    drafters, or their names; two of them draft together
     looks_up: whether prompt lookup is added
     auto:     "auto": a published drafter replaces a missing trained one, and lookup alone both
-    bits:     bits that the drafters' weights are quantised to; None leaves them as they are
+    bits:     of the drafters' weights, see `bits_of_drafter`
     tree:     a static tree to draft along; None drafts beams
     """
 
@@ -76,7 +78,7 @@ def parse_drafter(
 
     Raises RedrafterError for a name that is not a drafter's, or a folder that holds no drafter.
     """
-    check_quantize(drafter_bits, "drafter_bits")
+    check_drafter_bits(drafter_bits)
     drafter = None if drafter == "none" else drafter
     named, tree = split_tree(drafter) if isinstance(drafter, str) else (drafter, None)
     own, looks_up = split_lookup(named)
@@ -176,16 +178,21 @@ def _names_model(name: str) -> bool:
 
 
 def _open(
-    name: str, bits: int | None, target: TargetSource, offline: bool, progress: Progress | None
+    name: str, asked: int | None, target: TargetSource, offline: bool, progress: Progress | None
 ) -> Bindable:
-    """Open a drafter by its name: a folder, a model's name, or a Hub repository of either."""
-    path = Path(name)
+    """Open a drafter by its name: a folder, a model's name, or a Hub repository of either.
+
+    A language model whose weights are quantised already keeps them, unless other bits are `asked`.
+    """
+    path, bits = Path(name), bits_of_drafter(asked, target.bits)
     if _names_model(name):
         path = resolve(name, offline=offline, progress=progress, check_listed=check_repository).path
         if not (path.is_dir() and holds_drafter(path)):
-            draft = load_target(name, quantize=bits, offline=offline, progress=progress)
+            stored = None if asked else stored_model(path)
+            quantize = None if stored is not None and stored.bits is not None else bits
+            draft = load_target(name, quantize=quantize, offline=offline, progress=progress)
             return _language_model(draft)
-    return DrafterFolder(path, target.name, target.fingerprint, bits)
+    return DrafterFolder(path, target.name, target.fingerprint, bits, asked is not None)
 
 
 def _language_model(draft: LoadedTarget) -> Bindable:
@@ -229,6 +236,11 @@ def loadable_forms() -> tuple[str, ...]:
     return (*(form.name for form in FORMS), "PARD")  # which is a language model
 
 
+def published_drafter(model: str) -> KnownDrafter | None:
+    """Return the best published drafter of a model that can be loaded; None if none is known."""
+    return next((known for known in known_drafters(model) if known.form in loadable_forms()), None)
+
+
 def _find_trained(loaded: LoadedTarget, wanted: NamedDrafter) -> tuple[Drafter | None, str | None]:
     """Find the first drafter for this target that is on this machine and can be loaded.
 
@@ -254,20 +266,15 @@ def _find_trained(loaded: LoadedTarget, wanted: NamedDrafter) -> tuple[Drafter |
         taken = f"drafts with {name}, one of {len(folders) + len(here)} for {source.name}"
         notes = [taken] * several + [f"passed over: {error}" for error in broken]
         return drafter, "; ".join(notes) or None
-    fewer = source.bits == 4 and wanted.bits is None
-    remedy = _remedy(source.name, None if here else next(iter(known), None), broken, fewer)
+    remedy = _remedy(source.name, None if here else next(iter(known), None), broken)
     if not wanted.auto:
         raise ModelNotFoundError(f"there is no drafter for {source.name}; {remedy}")
     return None, f"no drafter for {source.name} yet, drafting by lookup; {remedy}"
 
 
-def _remedy(model: str, known: KnownDrafter | None, broken: list[str], fewer_bits: bool) -> str:
-    """Return how to get a drafter, and why those on this machine were passed over.
-
-    fewer_bits: whether to quantise a published drafter, which has 16 bits, to 4 like its target
-    """
+def _remedy(model: str, known: KnownDrafter | None, broken: list[str]) -> str:
+    """Return how to get a drafter, and why those on this machine were passed over."""
     remedy = f"`redrafter-mlx train {shlex.quote(model)}` trains one"
     if known is not None:
-        bits = "; draft with --drafter-bits 4" if fewer_bits else ""
-        remedy = f"`redrafter-mlx pull {known.name}` fetches one ({known.form}{bits}), {remedy}"
+        remedy = f"`redrafter-mlx pull {known.name}` fetches one ({known.facts}), {remedy}"
     return remedy + "".join(f" (passed over: {error})" for error in broken)

@@ -49,7 +49,8 @@ def load(
         object: the caller's own drafter; "lookup": copies of the text; "A+B": both;
         "A+tree:NAME": along a static tree; "auto": lookup, together with the trained drafter or
         else a published one, if there is one on this machine; None or "none" decodes plainly
-      drafter_bits: quantise the drafter's weights to 4 or 8 bits; None leaves them as they are
+      drafter_bits: quantise the drafter's weights to 4 or 8 bits; 16 leaves them as stored; None
+        gives them the bits of the target's in memory
       model, dtype, quantize, offline, progress, chat_or: as in `load_target`
       engine: how many answers share the device, and how they take turns
       warm_up: run every kernel once; otherwise the first answer does, which takes longer then

@@ -60,7 +60,7 @@ class ModelSize:
 
         float_bytes: size of a float, or of a scale and of a bias
         """
-        each = 8 * float_bytes if bits is None else bits + 2 * 8 * float_bytes / GROUP_SIZE
+        each = 8 * float_bytes if bits is None else quantised_bits(bits, float_bytes)
         return round(self.parameters * each / 8)
 
     def cache_bytes(self, tokens: int, float_bytes: int = 2) -> int:
@@ -84,6 +84,23 @@ class StoredModel:
     size: ModelSize
     bits: int | None
     nbytes: int
+
+
+def quantised_bits(bits: int, float_bytes: int = 2) -> float:
+    """Return the bits that a quantised weight takes with its share of the scale and the bias."""
+    return bits + 2 * 8 * float_bytes / GROUP_SIZE
+
+
+def bits_of_drafter(asked: int | None, target: int | None) -> int | None:
+    """Return the bits, 4 or 8, that a drafter's weights are quantised to; None for as stored.
+
+    Args:
+      asked: 4, 8, or 16 for as stored; None for the target's
+      target: bits of the target's weights in memory, None if they are not quantised
+    """
+    if asked is None:
+        return None if target is None else 4 if target <= 4 else 8
+    return None if asked == 16 else asked
 
 
 def of_config(config: Mapping[str, object], nbytes: int) -> StoredModel | None:

@@ -11,7 +11,13 @@ from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.runtime.paths import human_size
 from redrafter_mlx.weights.files.names import weight_files, weight_names
 from redrafter_mlx.weights.fit.machine import Machine
-from redrafter_mlx.weights.fit.model_size import StoredModel, of_config, of_gguf
+from redrafter_mlx.weights.fit.model_size import (
+    StoredModel,
+    bits_of_drafter,
+    of_config,
+    of_gguf,
+    quantised_bits,
+)
 from redrafter_mlx.weights.gguf.header import read_header
 from redrafter_mlx.weights.known_drafters import family, known_drafters
 from redrafter_mlx.weights.registry import REGISTRY, Registered
@@ -24,7 +30,7 @@ _WORK = 500_000_000
 
 _SMALLER = "take a smaller model"
 
-FOUR_BITS = 4.5 / 16
+FOUR_BITS = quantised_bits(4) / 16
 """Size under `--quantize 4`, with scales and biases, as a share of that in 16 bits."""
 
 
@@ -55,7 +61,7 @@ def needs(
 ) -> list[Need]:
     """Return what a model takes on a machine, for each way to load its stored weights.
 
-    drafter: its size in bytes, None for that of a typical drafter
+    drafter: its size in 16 bits, None for that of a typical drafter
     """
     floats = 4 if machine.on_cpu else 2
     cache = stored.size.cache_bytes(context, floats)
@@ -66,7 +72,11 @@ def needs(
     for bits in (8, 4):  # weights cannot be quantised twice, and a GPU keeps quantised ones anyway
         if stored.bits is None or (stored.bits == bits and machine.on_cpu):
             weights[bits] = stored.size.weight_bytes(bits, floats)
-    return [Need(bits, size, cache, drafter) for bits, size in weights.items()]
+    kept = None if machine.on_cpu else stored.bits
+    return [
+        Need(bits, size, cache, round(drafter * _share_of_16_bits(bits or kept, floats)))
+        for bits, size in weights.items()
+    ]
 
 
 def largest_named(machine: Machine) -> list[Registered]:
@@ -160,6 +170,12 @@ def stored_model(path: Path) -> StoredModel | None:
 def drafter_bytes(model: str) -> int | None:
     """Return the memory of a model's best published drafter; None if it is unknown."""
     return next((one.in_memory for one in known_drafters(model)), None)
+
+
+def _share_of_16_bits(target: int | None, float_bytes: int) -> float:
+    """Return the size of a drafter in memory, with a target in these bits, over that in 16 bits."""
+    bits = bits_of_drafter(None, target)
+    return (8 * float_bytes if bits is None else quantised_bits(bits, float_bytes)) / 16
 
 
 def _too_large(name: str, nbytes: int, machine: Machine) -> str:
