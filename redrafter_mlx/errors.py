@@ -58,6 +58,10 @@ class BusyError(RedrafterError):
     """What the device has too little memory or time for now; another time it may have enough."""
 
 
+class DrafterError(RedrafterError):
+    """A user's own drafter failed, or returned what cannot be used; the message names its class."""
+
+
 class EngineFailedError(RedrafterError):
     """The engine failed while it answered, or was closed; after a failure a new one replaces it."""
 

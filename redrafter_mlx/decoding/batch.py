@@ -118,6 +118,12 @@ class Batch:
         self._awaited = False
         self._parts.append(_Part([row], state, output, 0))
 
+    def abandon(self) -> list[Row]:
+        """Drop all rows, whose state is lost because `advance` has failed; return them."""
+        rows, self._parts = self.rows, []
+        self._clock.skip()
+        return rows
+
     def skip_timing(self) -> None:
         """Do not time the current step: it does not have the machine to itself."""
         self._clock.skip()

@@ -8,21 +8,28 @@ from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import BeamShape
+from redrafter_mlx.drafting.checked import bound
 from redrafter_mlx.drafting.interface import Drafter, Features, Memory, Seen
 from redrafter_mlx.speculation.beams import Beams, join_beams, likelier_candidate
+from redrafter_mlx.target.model import Target
 
 
-class Combined(Drafter):
+class Combined(Drafter, well_formed=True):
     """Half of the beams from each of two drafters; for a single beam, the likelier candidate.
 
-    Its memory is the pair of their memories.
+    Its memory is the pair of their memories. `bind` has both checked that are not known to be
+    well-formed.
     """
 
     def __init__(self, first: Drafter, second: Drafter) -> None:
         self._both = first, second
         self.note = "; ".join(note for note in (first.note, second.note) if note) or None
+
+    def bind(self, target: Target, tokenizer: TokenizerWrapper) -> Combined:
+        return Combined(*(bound(part, target, tokenizer) for part in self._both))
 
     @property
     def name(self) -> str:

@@ -24,7 +24,7 @@ from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
 
 
-class DraftModel(CachedDrafter):
+class DraftModel(CachedDrafter, well_formed=True):
     """Any mlx-lm model whose cache can hold a tree, as a drafter."""
 
     def __init__(

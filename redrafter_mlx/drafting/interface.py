@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -120,10 +120,18 @@ class Drafter(ABC):
 
     note: one line for the user on how it drafts, if there is something to say
     tree: the static tree that is the only shape it drafts; None if it drafts any shape
+    well_formed: whether its beams are known to be as `Beams` describes them. Others are repaired,
+                 see `Checked`. A class declares it for itself alone, `class Form(Drafter,
+                 well_formed=True)`: classes that derive from it may draft anything
     """
 
     note: str | None = None
     tree: StaticTree | None = None
+    well_formed: ClassVar[bool] = False
+
+    def __init_subclass__(cls, *, well_formed: bool = False) -> None:
+        super().__init_subclass__()
+        cls.well_formed = well_formed
 
     def bind(self, target: Target, tokenizer: TokenizerWrapper) -> Drafter:
         """Return the drafter for this target: itself, unless it uses parts of the target.
@@ -189,9 +197,10 @@ class Drafter(ABC):
 
     @property
     def can_draw(self) -> bool:
-        """Whether `draw` is implemented.
+        """Whether `draw` is implemented. Only well-formed drafters are asked for draws: whether
+        drafts come from the distributions that a drafter states cannot be checked.
 
-        Without it, acceptance by rejection reduces to a draw at each node. A draft proposed with
+        Without draws, acceptance by rejection reduces to a draw at each node. A draft proposed with
         certainty would be accepted with the target's own probability of it, and otherwise replaced
         by a draw from the other tokens, which together is one draw from the target.
         """

@@ -23,7 +23,7 @@ _PERIOD = 1009
 
 
 @dataclass(frozen=True)
-class Oracle(Drafter):
+class Oracle(Drafter, well_formed=True):
     """A drafter that knows the answer.
 
     text:  the whole text, prompt included; token 0 is drafted after its end

@@ -120,7 +120,7 @@ class RecurrentNetwork(nn.Module):
         return RecurrentDrafter(self, target)
 
 
-class RecurrentDrafter(MemorylessDrafter):
+class RecurrentDrafter(MemorylessDrafter, well_formed=True):
     """The recurrent form of a drafter: it reads only the newest features and has no memory."""
 
     def __init__(self, network: RecurrentNetwork, target: Target) -> None:

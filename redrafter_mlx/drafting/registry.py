@@ -8,6 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from redrafter_mlx.drafting.checked import bound
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Bindable, Drafter
 from redrafter_mlx.drafting.prompt_lookup import BESIDE_A_DRAFTER, Lookup, split_lookup
@@ -70,6 +71,6 @@ def find_drafting(
         named = DrafterFolder(Path(named), name, fingerprint)
     if named is None:
         return Drafting(None, Lookup() if looks_up else None)
-    bound = check_drafter(named).bind(target, tokenizer)
-    mx.eval([module.state for module in bound.modules])
-    return Drafting(bound, Lookup(BESIDE_A_DRAFTER) if looks_up else None)
+    found = bound(check_drafter(named), target, tokenizer)
+    mx.eval([module.state for module in found.modules])
+    return Drafting(found, Lookup(BESIDE_A_DRAFTER) if looks_up else None)

@@ -27,7 +27,7 @@ from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.prompt_reader import PromptReader, Reading
 from redrafter_mlx.engine.request import Answer
-from redrafter_mlx.errors import RedrafterError
+from redrafter_mlx.errors import DrafterError, RedrafterError
 from redrafter_mlx.response import Tally
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.wired_memory import WIRED_MEMORY
@@ -130,7 +130,12 @@ class Scheduler:
                 mx.synchronize()  # a step that was submitted ahead holds the last answer's memory
                 room = self._has_room(answer)
             if room:
-                self._begin(self._waiting.pop(0))
+                self._waiting.pop(0)
+                try:
+                    self._begin(answer)
+                except RedrafterError as error:
+                    answer.error = error
+                    refused.append(answer)
                 continue
             answer.error = self._memory.refusal(answer.request)  # the bytes of a slot are known now
             if answer.error is None and self.running:
@@ -214,7 +219,11 @@ class Scheduler:
         for batch in batches:
             for row in batch.rows:
                 row.done = self._answers[row].over
-            advanced = batch.advance()
+            try:
+                advanced = batch.advance()
+            except RedrafterError as error:
+                over += self._give_up(batch, error)
+                continue
             if paused or len(batches) > 1:
                 batch.skip_timing()
             for row, cache in advanced.ended:
@@ -223,6 +232,13 @@ class Scheduler:
                 if answer.error is None:  # the last token was emitted, and never read
                     self._keep(answer, cache, [*answer.request.prompt, *answer.text.tokens[:-1]])
         return over
+
+    def _give_up(self, batch: Batch, error: RedrafterError) -> list[Answer]:
+        """End the answers of a batch that cannot go on, as their drafter failed; return them."""
+        failed = [self._answers.pop(row) for row in batch.abandon()]
+        for answer in failed:
+            answer.error = answer.error or (None if answer.over else error)
+        return failed
 
     def _end_longest(self) -> None:
         """End the longest running answer with its next token: no memory is left to grow."""
@@ -239,10 +255,14 @@ class Scheduler:
         kept. Others read the tokens again if they draft for such a prompt.
         """
         drafter = answer.decoder.drafter
-        if answer.request.options.cache_prompt and tokens:
+        if not (answer.request.options.cache_prompt and tokens):
+            return
+        try:
             if drafter is not None and drafter.features.any:
                 cache.catch_up(drafter)
             self._prefixes.keep(cache, tokens, drafter, len(answer.request.prompt))
+        except DrafterError as error:  # the answer is complete
+            LOG.warning("a text is not kept for later prompts: %s", error)
 
     def _close_round(self, over: Sequence[Answer]) -> None:
         """Remove empty batches, and tell the callers of the answers that are over.

@@ -15,6 +15,7 @@ from typing import cast
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.distributed.mirror import MirroredTarget
+from redrafter_mlx.drafting.checked import bound
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.drafter_files import open_files
@@ -134,8 +135,8 @@ class _Opened:
     tree: StaticTree | None
 
     def bind(self, target: Target, tokenizer: TokenizerWrapper) -> Drafter:
-        bound = [part.bind(target, tokenizer) for part in self.parts]
-        drafter = Combined(*bound) if len(bound) > 1 else bound[0]
+        parts = [bound(part, target, tokenizer) for part in self.parts]
+        drafter = Combined(*parts) if len(parts) > 1 else parts[0]
         return drafter if self.tree is None else drafter.along(self.tree)
 
 

@@ -62,11 +62,42 @@ def join_beams(first: Beams, second: Beams) -> Beams:
         mx.concatenate([first.log_probs, second.log_probs], axis=1),
         mx.concatenate([first.parent_indices, second.parent_indices + W], axis=1),
     )
-    owner = owners(lineages(both))
+    return _with_best_scores(both)
+
+
+def repaired(beams: Beams, root: mx.array, vocab_size: int) -> Beams:
+    """Return beams that are well-formed, whatever was drafted; those that are stay as they are.
+
+    The root is `root`. A prefix does not exist if its token is not in the vocabulary, its parent
+    does not exist, or its score is NaN. No score is above the parent's, and of equal prefixes all
+    have the best score.
+
+    Shapes:
+      root: [B] int32
+      beams.tokens, beams.parents: of any integer type; beams.log_probs: of any real type
+    """
+    B, W, L = beams.tokens.shape
+    ids, scores = beams.tokens.astype(mx.int64), beams.log_probs.astype(mx.float32)
+    exists = (ids >= 0) & (ids < vocab_size) & mx.logical_not(mx.isnan(scores))
+    parents = beams.parent_indices.astype(mx.int64)
+    inside = (parents >= 0) & (parents < W)
+    scores = mx.where(exists & inside, scores, -mx.inf)
+    parents = mx.where(inside, parents, 0).astype(mx.int32)
+    best = [mx.zeros((B, W))]
+    for level in range(1, L):
+        above = mx.take_along_axis(best[-1], parents[:, :, level], axis=1)
+        best.append(mx.minimum(scores[:, :, level], above))
+    tokens = mx.where(exists, ids, 0).astype(mx.int32)
+    tokens = mx.where(iota(L) == 0, root[:, None, None], tokens)
+    return _with_best_scores(Beams(tokens, mx.stack(best, axis=2), parents))
+
+
+def _with_best_scores(beams: Beams) -> Beams:
+    """Give each prefix the best score of all prefixes with the same tokens."""
+    owner = owners(lineages(beams))
     shared = owner[:, :, None] == owner[:, None]  # [B, W, W, L]
-    return both._replace(
-        log_probs=mx.max(mx.where(shared, both.log_probs[:, None], -mx.inf), axis=2)
-    )
+    best = mx.max(mx.where(shared, beams.log_probs[:, None], -mx.inf), axis=2)
+    return beams._replace(log_probs=best)
 
 
 def likelier_candidate(first: Beams, second: Beams) -> Beams:

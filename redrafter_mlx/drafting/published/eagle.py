@@ -53,7 +53,7 @@ from redrafter_mlx.target.linear import LinearView
 from redrafter_mlx.target.model import Target
 
 
-class EagleDrafter(CachedDrafter):
+class EagleDrafter(CachedDrafter, well_formed=True):
     """An EAGLE network, with the target's embedding and output layer where it has none itself."""
 
     def __init__(

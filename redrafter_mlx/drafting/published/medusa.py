@@ -126,7 +126,7 @@ class MedusaNetwork(nn.Module):
         return DraftVocabulary(size, vocab_size, self.token_map if size < vocab_size else None)
 
 
-class MedusaDrafter(HeadsDrafter):
+class MedusaDrafter(HeadsDrafter, well_formed=True):
     """Medusa heads, with the target's output layer if they have none."""
 
     def __init__(self, network: MedusaNetwork, target: Target) -> None:

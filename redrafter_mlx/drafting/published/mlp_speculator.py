@@ -112,7 +112,7 @@ class SpeculatorNetwork(nn.Module):
         return out.astype(mx.float32)
 
 
-class SpeculatorDrafter(HeadsDrafter):
+class SpeculatorDrafter(HeadsDrafter, well_formed=True):
     """An MLP speculator: it reads only the newest hidden state and has no memory."""
 
     def __init__(self, network: SpeculatorNetwork, target: Target) -> None:

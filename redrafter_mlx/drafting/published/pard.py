@@ -33,7 +33,7 @@ _USUAL_LEVELS = 4
 """Usual number of levels of a step, which share its one call; see `level_cost`."""
 
 
-class Pard(DraftModel):
+class Pard(DraftModel, well_formed=True):
     """A PARD model; its memory is that of a draft language model."""
 
     def __init__(
