@@ -35,7 +35,7 @@ MAX_BEAM_LENGTH = 32
 
 @dataclass(frozen=True)
 class BeamShape:
-    """Beam width W and beam length L; L counts the first token, as in the paper (section 3.2).
+    """Beam width W and beam length L; L counts the first token, as in the authors' code.
 
     `max_nodes` is the node capacity N of the packed tree; None holds every node a beam can have.
     """

@@ -1,4 +1,4 @@
-"""Beams merged into a tree: candidates that share a prefix share its nodes (paper, section 3.2).
+"""Beams merged into a tree: candidates that share a prefix share its nodes (paper, section 3.3).
 
     candidates         owners           tree
     Mars is a   red     0 0 0 0        Mars - is - a ------- red
