@@ -86,16 +86,23 @@ def meant(name: str, known: Iterable[str], otherwise: str = "") -> str:
     return otherwise or f"there are: {', '.join(choices)}"
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether the device's memory was too small; of EngineFailedError, whether its cause was."""
+    if isinstance(error, EngineFailedError) and error.__cause__ is not None:
+        return out_of_memory(error.__cause__)
+    of_mlx = isinstance(error, RuntimeError) and any(p in str(error) for p in _OUT_OF_MEMORY)
+    return of_mlx or isinstance(error, MemoryError)
+
+
 def device_failure(error: BaseException) -> str | None:
     """Return one line for a failure of the device, with what to do; None for any other error.
 
     MLX raises RuntimeError for it; its text alone tells which one it is.
     """
     text = " ".join(str(error).split())
-    of_mlx = isinstance(error, RuntimeError)
-    if isinstance(error, MemoryError) or (of_mlx and any(part in text for part in _OUT_OF_MEMORY)):
+    if out_of_memory(error):
         return "out of memory; try --quantize 4 (bench: --dtype 4bit) or a smaller model"
-    if of_mlx and text.startswith("[METAL]"):
+    if isinstance(error, RuntimeError) and text.startswith("[METAL]"):
         return f"{text}; it may work when the machine is less busy"
     return None
 

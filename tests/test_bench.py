@@ -85,7 +85,7 @@ def test_lists_of_numbers_and_words_are_read_and_checked() -> None:
 def test_questions_keep_their_ids_and_a_json_array_is_read(tmp_path: Path) -> None:
     file = tmp_path / "q"
     file.write_text('{"question_id": 81, "category": "math", "turns": ["a", "b"]}\n')
-    assert read_questions(file) == [Question("a", "math", 81)]
+    assert read_questions(file) == [Question("a", "math", 81, ("b",))]
     rows = [{"instruction": "x", "input": "y"}, {"prompt": ["p", "q"]}]
     file.write_text(json.dumps(rows, indent=1))
     assert [q.text for q in read_questions(file)] == ["x\n\ny", "p"]
@@ -138,7 +138,7 @@ def test_mt_bench_is_read_from_the_hubs_cache_without_asking(
     (folder / "refs" / "main").write_text("abc")
     file.write_text('{"question_id": 81, "category": "writing", "prompt": ["Compose", "Rewrite"]}')
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert fetch_mt_bench(offline=True) == [Question("Compose", "writing", 81)]
+    assert fetch_mt_bench(offline=True) == [Question("Compose", "writing", 81, ("Rewrite",))]
 
 
 # methods

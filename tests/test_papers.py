@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import pytest
 from bench_samples import DRAFTED, answer
-from tiny import byte_model, byte_tokenizer, random_drafter, tiny_source
+from paper_samples import (  # noqa: F401
+    SOURCE,
+    asking,
+    columns,
+    loader,
+    paper,
+    tiny_redrafter,
+    trained_folder,
+)
 
 from redrafter_mlx.bench.analyse.grid import grids
 from redrafter_mlx.bench.analyse.summary import summarise
@@ -18,56 +25,22 @@ from redrafter_mlx.bench.measure.likelihood import likelihood
 from redrafter_mlx.bench.measure.plan import resized
 from redrafter_mlx.bench.papers.answer_tables import (
     accepted_along,
-    accepted_tables,
     correlation,
     drafts_accepted,
     expected_tokens,
 )
-from redrafter_mlx.bench.papers.evidence import Evidence
 from redrafter_mlx.bench.papers.protocols import PROTOCOLS
 from redrafter_mlx.bench.papers.published import CHIPS, authors_grid, published
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.cli.bench.options import BenchOptions
 from redrafter_mlx.cli.bench.paper import installed_drafters
-from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.speculation.sampling import log_softmax
-
-SOURCE = tiny_source()
-
-
-def tiny_redrafter() -> Redrafter:
-    drafter = random_drafter(seed=1, vocab_size=258)
-    return Redrafter(byte_model(), byte_tokenizer(), drafter, source=SOURCE)
-
-
-@pytest.fixture(autouse=True)
-def loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Load a tiny model in place of every other one."""
-    monkeypatch.setattr(options, "load_model", lambda *_: tiny_redrafter())
-
-
-def asking(tmp_path: Path) -> list[str]:
-    """Return options for two short questions, which are answered quickly."""
-    path = tmp_path / "questions.jsonl"
-    path.write_text('{"prompt": "one", "dataset": "helpful"}\n{"prompt": "two and more"}\n')
-    return ["--questions", str(path), "--max-tokens", "6", "--dtype", "float32"]
 
 
 @pytest.fixture
 def questions(tmp_path: Path) -> list[str]:
     return asking(tmp_path)
-
-
-def paper(capsys: pytest.CaptureFixture[str], table: str, *arguments: str) -> dict[str, Any]:
-    assert main.run(["bench", "--paper", table, *arguments, "-o", "json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    return found
-
-
-def columns(table: dict[str, Any], *names: str) -> list[tuple[str, ...]]:
-    at = [table["columns"].index(name) for name in names]
-    return [tuple(row[i] for i in at) for row in table["rows"]]
 
 
 @pytest.mark.parametrize("chip", CHIPS)
@@ -91,6 +64,12 @@ def test_every_table_has_its_figures_or_says_what_is_not_at_hand() -> None:
         assert protocol.published.rows or protocol.published.missing
         assert all(len(row) == len(protocol.published.columns) for row in protocol.published.rows)
         assert set(protocol.options) <= known
+
+
+def test_the_total_of_a_batch_is_its_requests_times_one() -> None:
+    for row in published("table3").records():
+        each, total, requests = row["tok/s each"], row["total tok/s"], row["requests"]
+        assert total == (each if each == "OOM" else round(float(each or 0) * int(requests or 0), 2))
 
 
 def test_the_macs_protocol_asks_one_question_in_every_shape(
@@ -148,9 +127,12 @@ def test_merging_is_counted_beside_candidates_that_are_verified_separately(
     rows = {(W, p): (float(before), float(n)) for W, p, before, n in columns(
         measured, "W", "prefixes", "tokens in beams", "median")}  # fmt: skip
     assert {p for _, p in rows} == {"separate", "final", "all"}
+    calls = {(W, p): float(n) for W, p, n in columns(measured, "W", "prefixes", "query rows")}
     for W in (6, 70):
         assert rows[str(W), "separate"] == (5 * W, 4 * W + 1)
         assert rows[str(W), "final"][1] < 4 * W + 1
+        assert calls[str(W), "final"] < calls[str(W), "separate"] == calls[str(W), "all"]
+        assert rows[str(W), "final"][1] <= calls[str(W), "final"]
     assert all(row["matches_baseline"] for row in found["results"][0]["rows"])
 
 
@@ -185,7 +167,7 @@ def test_acceptance_methods_are_crossed_with_their_own_axes_alone(
     drafted = [row[1:] for row in columns(measured, "method", "accept", "T", "epsilon", "delta")
                if row[0] == "redrafter"]  # fmt: skip
     assert drafted == [("greedy", "0", "", ""), ("rejection", "1", "", ""),
-                       ("typical", "1", "0.09", "0.3"), ("typical", "1", "0.2", "0.3")]  # fmt: skip
+                       ("typical", "1", "0.09", "0.3"), ("typical", "1", "0.3", "0.3")]  # fmt: skip
     by_temperature = columns(measured, "T", "as greedy", "log-likelihood")
     greedy = [row for row in by_temperature if row[0] == "0"]
     assert {row[1] for row in greedy} == {"100.0%"}
@@ -280,20 +262,16 @@ def test_accepted_drafts_are_counted_where_their_step_began() -> None:
     assert accepted_along([one, one])[33] == [1, 2, 1, 2]
 
 
-def test_steps_are_shared_out_by_the_drafts_that_they_accepted(
+def test_tokens_a_second_are_measured_over_batch_sizes_for_no_drafts_and_several_beams(
     capsys: pytest.CaptureFixture[str], questions: list[str]
 ) -> None:
-    """At each width the shares are of all steps, and tokens/step follows from them."""
-    one = answer(DRAFTED, lengths=(3, 1, 1, 2))
-    evidence = Evidence(rows=summarise([answer(), one]), answers=[answer(), one])
-    (table,) = accepted_tables(evidence)
-    assert table.rows[0][3:-1] == ("4", "50.0%", "25.0%", "25.0%")
-    found = paper(capsys, "v1-figure6a", *questions, "--beam-width", "1,2", "--warmup", "0")
+    """Each and in total; of the sizes, those that there are prompts for."""
+    found = paper(capsys, "v1-figure6a", *questions)
     (measured,) = found["paper"]["measured"]
-    assert measured["columns"][2:5] == ["W", "steps", "0"]
-    assert [row[2] for row in measured["rows"]] == ["1", "2"]
-    for row in measured["rows"]:
-        assert sum(float(share.rstrip("%")) for share in row[4:-1]) == pytest.approx(100, abs=0.3)
+    cases = set(columns(measured, "W", "requests"))
+    assert cases == {(W, n) for W in ("mlx-lm", "no drafts", "auto", "1", "4", "16")
+                     for n in ("1", "2")}  # fmt: skip
+    assert {"tok/s each", "total tok/s"} <= {*measured["columns"]}
 
 
 def test_expected_tokens_are_those_of_drafts_that_fail_independently() -> None:
@@ -306,15 +284,6 @@ def test_expected_tokens_are_those_of_drafts_that_fail_independently() -> None:
     assert drafts_accepted(row) == pytest.approx(7 / 9)
 
 
-def trained_folder(folder: Path, labels: str, learning_rate: float) -> str:
-    save_drafter(random_drafter(seed=2, vocab_size=258), folder)
-    (folder / "train.toml").write_text(
-        f'data = "x"\nlabels = "{labels}"\n[drafter]\nform = "recurrent"\n'
-        f"[training]\nlearning_rate = {learning_rate}\n"
-    )
-    return str(folder)
-
-
 def test_drafters_are_told_apart_by_how_they_were_trained(
     capsys: pytest.CaptureFixture[str], questions: list[str], tmp_path: Path
 ) -> None:
@@ -325,8 +294,8 @@ def test_drafters_are_told_apart_by_how_they_were_trained(
     found = paper(capsys, "table4", *line, "--beam-width", "2,16", "--max-tokens", "3")
     (measured,) = found["paper"]["measured"]
     assert columns(measured, "drafter", "labels", "W", "published") == [
-        (given, "data", "2", ""), (given, "data", "16", "1.8x, 2.87"),
-        (own, "target", "2", ""), (own, "target", "16", "1.92x, 3.09"),
+        (given, "data", "2", "1.52x, 2.31"), (given, "data", "16", "1.80x, 2.87"),
+        (own, "target", "2", "1.60x, 2.50"), (own, "target", "16", "1.92x, 3.09"),
     ]  # fmt: skip
     found = paper(capsys, "v1-figure4", *line, "--beam-width", "2", "--max-tokens", "3")
     (measured,) = found["paper"]["measured"]
@@ -373,7 +342,7 @@ def test_accuracy_by_position_is_read_from_a_runs_log(
     for folder in (str(tmp_path), f"~/{tmp_path.name}"):
         found = paper(capsys, "v1-figure3", "--drafter", folder)
         (measured,) = found["paper"]["measured"]
-        assert measured["rows"] == [["2", "5.125", "62.5% / 50.0%", "37.5% / 25.0%"]]
+        assert measured["rows"] == [[folder, "2", "5.125", "62.5% / 50.0%", "37.5% / 25.0%"]]
 
 
 @pytest.mark.parametrize(

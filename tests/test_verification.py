@@ -167,7 +167,9 @@ def test_questions_of_every_common_form_are_read(tmp_path: Path) -> None:
         for skip in (0, 1)
     ]
     file.write_text("\n".join(map(json.dumps, rows)))
-    assert read_questions(file) == [Question("hi", id="1")], "one begins without a question"
+    assert read_questions(file) == [Question("hi", id="1", later=("what?",))], (
+        "one begins without a question"
+    )
     asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     file.write_text(json.dumps([{"messages": asked, "category": "math"}]))
     assert read_questions(file) == [Question("u", "math")]

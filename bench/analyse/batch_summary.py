@@ -24,6 +24,7 @@ class BatchRow:
     first_seconds:   seconds until every request has its first token, the median
     peak_memory:     GB
     matches_plain:   whether all tokens equal those of mlx-lm's loop for one prompt; None if sampled
+    out_of_memory:   whether one of its batches did not fit
     """
 
     size: int
@@ -36,6 +37,7 @@ class BatchRow:
     first_seconds: float
     peak_memory: float
     matches_plain: bool | None
+    out_of_memory: bool = False
 
     def to_dict(self) -> dict[str, object]:
         """Return the object that `-o json` prints: with the method's fields, and its name."""
@@ -72,6 +74,7 @@ def summarise_batches(measured: Sequence[BatchMeasurement]) -> list[BatchRow]:
                 first_seconds=float(np.median([run.first_seconds for run in runs])),
                 peak_memory=max(run.peak_memory for run in runs),
                 matches_plain=None if None in matches else all(matches),
+                out_of_memory=any(run.out_of_memory for run in runs),
             )
         )
     return rows

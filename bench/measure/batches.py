@@ -28,7 +28,7 @@ from redrafter_mlx.bench.measure.plan import Prepared, in_turn
 from redrafter_mlx.config import check_int
 from redrafter_mlx.distributed.plain_batch import PlainBatch
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.errors import BadInputError, EngineFailedError, out_of_memory
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class BatchRun:
     peak_memory:   GB
     matches_plain: whether all tokens equal those of mlx-lm's loop for one prompt; None if sampled,
                    or not compared
+    out_of_memory: the batch does not fit; the lists are empty
     """
 
     token_ids: list[list[int]]
@@ -52,6 +53,7 @@ class BatchRun:
     first_seconds: float
     peak_memory: float
     matches_plain: bool | None = None
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class BatchMeasurement:
 
         plain: the tokens of mlx-lm's loop for one prompt, by question id
         """
-        if self.method.temperature > 0:
+        if self.method.temperature > 0 or self.run.out_of_memory:
             return self
         matches = all(
             ids == plain[question.id]
@@ -191,10 +193,23 @@ class BatchRunner:
         self._clock = clock
 
     def measure(self, plan: BatchPlan, cases: Sequence[Case]) -> Iterator[BatchMeasurement]:
-        """Time the cases, after untimed runs that compile: the first of each method and size."""
+        """Time the cases, after untimed runs that compile: the first of each method and size.
+
+        A batch that does not fit in memory gives a run that says so.
+        """
+        too_large = BatchRun([], [], [], [], 0.0, 0.0, out_of_memory=True)
 
         def run(method: Method, group: Sequence[Prepared]) -> BatchRun:
-            return self.run(method, [q.prompt_ids for q in group], plan.max_tokens, plan.seed)
+            prompts = [q.prompt_ids for q in group]
+            options = method.options(plan.max_tokens, plan.seed)
+            if not self._redrafter(method).fits(prompts, options):
+                return too_large
+            try:
+                return self.run(method, prompts, plan.max_tokens, plan.seed)
+            except (MemoryError, RuntimeError, EngineFailedError) as error:
+                if not out_of_memory(error):
+                    raise
+                return too_large
 
         untimed = {(method, len(group)): (method, group) for method, group in reversed(cases)}
         for case in reversed(untimed.values()):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from redrafter_mlx.bench.measure.answers import Answer
 from redrafter_mlx.bench.measure.methods import Method, Runner
@@ -28,6 +28,34 @@ class Prepared:
     def id(self) -> int | str:
         assert self.question.id is not None, "every chosen question has one"
         return self.question.id
+
+
+Conversation = list[dict[str, str]]
+"""Messages, each with `role` and `content`."""
+
+
+def prepared_turns(
+    questions: Sequence[Question],
+    turns: int,
+    encode: Callable[[Conversation], list[int]],
+    answer: Callable[[list[int]], str],
+) -> Iterator[Prepared]:
+    """Yield the prompts of each question's first turns, each with the turns and answers before it.
+
+    Args:
+      encode: returns the prompt of a conversation
+      answer: answers the prompt of an earlier turn, in the same way for all methods
+    """
+    for question in questions:
+        messages: Conversation = []
+        asked = question.turns[:turns]
+        for turn, text in enumerate(asked, 1):
+            messages.append({"role": "user", "content": text})
+            ids = encode(messages)
+            number = question.id if turn == 1 else f"{question.id}, turn {turn}"
+            yield Prepared(replace(question, id=number), ids)
+            if turn < len(asked):
+                messages.append({"role": "assistant", "content": answer(ids)})
 
 
 def resized(prompt_ids: Sequence[int], length: int) -> list[int]:

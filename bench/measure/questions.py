@@ -27,11 +27,18 @@ class Question:
 
     category: "" if the file gives none
     id:       as in the file; None if the file gives none
+    later:    the user's later turns
     """
 
     text: str
     category: str = ""
     id: int | str | None = None
+    later: tuple[str, ...] = ()
+
+    @property
+    def turns(self) -> tuple[str, ...]:
+        """All turns of the user."""
+        return (self.text, *self.later)
 
 
 OWN_QUESTIONS = (
@@ -129,7 +136,7 @@ def choose_questions(
 
 
 def _question(where: str, row: object) -> Question | None:
-    """Return the first question of a row; None if it does not begin with a user's turn."""
+    """Return the question of a row; None if it does not begin with a user's turn."""
     conversation = conversation_of(row, where)
     if conversation is None:
         return None
@@ -137,4 +144,6 @@ def _question(where: str, row: object) -> Question | None:
     category = next((keys[k] for k in _CATEGORY_KEYS if k in keys), None)
     ids = (keys.get(k) for k in _ID_KEYS)
     number = next((n for n in ids if isinstance(n, (int, str)) and n != ""), None)
-    return Question(conversation.turns[0], category if isinstance(category, str) else "", number)
+    first, *later = conversation.turns
+    kind = category if isinstance(category, str) else ""
+    return Question(first, kind, number, tuple(later))

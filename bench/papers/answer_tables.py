@@ -1,18 +1,21 @@
-"""Tables of the papers that are measured with one request at a time."""
+"""Columns of the papers' tables that are measured with one request at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
 from redrafter_mlx.bench.analyse.summary import Row
 from redrafter_mlx.bench.measure.answers import Answer
 from redrafter_mlx.bench.measure.likelihood import Likelihood
-from redrafter_mlx.bench.papers.columns import paper_table, setting, settings_of, varying
+from redrafter_mlx.bench.measure.methods import BASELINE, Method
+from redrafter_mlx.bench.papers.columns import Layout, paper_table, setting, settings_of, varying
 from redrafter_mlx.bench.papers.evidence import Evidence
-from redrafter_mlx.bench.papers.published import CHIPS, authors_grid, published
+from redrafter_mlx.bench.papers.published import Record
 from redrafter_mlx.bench.show import tables
 from redrafter_mlx.bench.show.tables import TextTable, number, spread
 from redrafter_mlx.decoding.prefix_cache import common_prefix
@@ -20,111 +23,80 @@ from redrafter_mlx.decoding.prefix_cache import common_prefix
 STRETCH = 32
 """Number of consecutive answer tokens that are counted together."""
 
-
-def shape_tables(evidence: Evidence) -> list[TextTable]:
-    """Tabulate tokens per second by beam shape, next to the published figures of that shape.
-
-    Published are float16, and for Vicuna 7B the authors' timings in bfloat16.
-    """
-    beside: dict[str, dict[tuple[str, object, object], str]] = {}
-    for r in published("table2").records():
-        found = f"{r['tok/s']}, {r['speedup']}x, {r['tokens/step']}"
-        beside.setdefault(f"{r['machine']}, {r['target']}", {})["float16", r["W"], r["L"]] = found
-    for chip, machine in CHIPS.items():
-        for W, L, *cell in authors_grid(chip, "bfloat16").cells:
-            found = "{:.2f}, {:.2f}x, {:.2f}".format(*cell)
-            beside[f"{machine}, Vicuna 7B"]["bfloat16", W, L] = found
-    lines = []
-    for row in evidence.drafted:
-        where = row.dtype, row.method.beam_width, row.method.beam_length
-        ours = {"dtype": row.dtype, **tables.shape(row), **tables.figures(row)}
-        theirs = {target: known.get(where, "") for target, known in beside.items()}
-        lines.append((_settings(row), {**ours, **theirs}))
-    title = "Beam shapes, and the published figures of the same shape and dtype"
-    return [paper_table(title, lines, "published: tokens a second, speedup, tokens/step")]
+_UNKNOWN = "not known"
+"""A training option of a drafter whose folder holds none."""
 
 
-def method_tables(evidence: Evidence) -> list[TextTable]:
-    """Tabulate every drafter, and mlx-lm's speculative decoding, in total and by category."""
-    lines = [
-        (_settings(row),
-         {"questions": row.category, "drafter": _drafter(row), "dtype": row.dtype,
-          "asked": str(row.questions), **tables.figures(row)})
-        for row in evidence.rows
-        if row.method.name in ("redrafter", "mlx-lm speculative")
-    ]  # fmt: skip
-    title = "Drafters, over all questions and by category"
-    return [paper_table(title, lines, shown=("draft tokens",))]
+_MERGED = ("tokens in beams", "nodes: 1%", "median", "99%", "saved")
 
 
-def label_tables(evidence: Evidence) -> list[TextTable]:
-    """Tabulate drafters by their training labels, at each beam width."""
-    beside = {(r["W"], r["labels"]): r for r in published("table4").records()}
-    lines = []
-    for row in evidence.drafted:
-        options = evidence.options_of(row)
-        labels = options.get("labels", "target") if options else "not known"
-        texts = "given answers" if options.get("data") else "the target's own"
-        found = beside.get((row.method.beam_width, labels))
-        cells = {
-            "drafter": _drafter(row), "labels": labels, "texts": texts if options else "not known",
-            "W": tables.shape(row)["W"], "speedup": spread(row.speedup, "x"),
-            "tokens/step": spread(row.tokens_per_step),
-            "published": f"{found['speedup']}x, {found['tokens/step']}" if found else "",
-        }  # fmt: skip
-        lines.append((_settings(row), cells))
-    return [paper_table("Drafters by their labels in training", lines)]
+def _merged(heading: str, _: Evidence, row: Row) -> str:
+    return tables.merged(row, "tokens in beams", "nodes")[heading]
 
 
-def merging_tables(evidence: Evidence) -> list[TextTable]:
-    """Tabulate nodes with merged prefixes by beam width, and speed with and without merging."""
-    lines = [
-        (_settings(row),
-         {**tables.shape(row), "prefixes": row.method.prefixes,
-          **tables.merged(row, "tokens in beams", "nodes"),
-          "query rows": number(row.query_rows, ".0f"), **tables.figures(row)})
-        for row in evidence.drafted
-        if row.nodes_before and row.nodes_after
-    ]  # fmt: skip
-    note = (
-        "prefixes: separate is without merging (the root alone is shared), final the paper's "
-        "merging, all also verifies prefixes that no candidate extends, in nodes that merging left "
-        "free. A tree has a fixed number of query rows here, so that merging brings tokens/step "
-        "rather than smaller calls; with --prefixes final, --max-nodes cuts the call."
-    )
-    return [paper_table("Nodes verified, merged and separately", lines, note)]
+COLUMNS: Mapping[str, Callable[[Evidence, Row], str]] = {
+    "questions": lambda _, row: row.category,
+    "asked": lambda _, row: str(row.questions),
+    "dtype": lambda _, row: row.dtype,
+    "method": lambda _, row: row.method.name,
+    "drafter": lambda _, row: _drafter(row),
+    "size": lambda known, row: number(_millions(known, row), ",.1f", "M"),
+    "form": lambda known, row: str(_trained(known, row, "drafter").get("form", _UNKNOWN)),
+    "labels": lambda known, row: _labels(known, row),
+    "texts": lambda known, row: _texts(known, row),
+    "learning rate": lambda known, row: setting(
+        _trained(known, row, "training").get("learning_rate", _UNKNOWN)
+    ),
+    "accept": lambda _, row: row.method.accept or "",
+    "T": lambda _, row: f"{row.method.temperature:g}",
+    "epsilon": lambda _, row: setting(row.method.epsilon),
+    "delta": lambda _, row: setting(row.method.delta),
+    "W": lambda _, row: tables.shape(row)["W"],
+    "L": lambda _, row: tables.shape(row)["L"],
+    "drafts": lambda _, row: str(_drafts(row)),
+    "prefixes": lambda _, row: row.method.prefixes,
+    "query rows": lambda _, row: number(row.query_rows, ".0f"),
+    "tok/s": lambda _, row: spread(row.tps),
+    "speedup": lambda _, row: spread(row.speedup, "x"),
+    "over greedy": lambda known, row: number(_over_greedy(known, row), ".2f", "x"),
+    "tokens/step": lambda _, row: spread(row.tokens_per_step),
+    "log-likelihood": lambda known, row: _mean(known, row, lambda found: found.log_likelihood),
+    "entropy": lambda known, row: _mean(known, row, lambda found: found.entropy),
+    "as greedy": lambda known, row: _agreement(known, row),
+    "accuracy": lambda known, row: number(_accuracy(known, row), ".1%"),
+    "last draft accepted": lambda _, row: number(_last_accepted(row), ".1%"),
+    "accepted": lambda _, row: number(drafts_accepted(row), ".1%"),
+    "c": lambda known, row: number(known.draft_costs.get(row.dtype), ".2f"),
+    "expected tokens/step": lambda _, row: number(_expected(row), ".2f"),
+    "expected speedup": lambda known, row: number(_expected_speedup(known, row), ".2f", "x"),
+    **{heading: partial(_merged, heading) for heading in _MERGED},
+}
 
 
-def acceptance_tables(evidence: Evidence) -> list[TextTable]:
-    """Tabulate acceptance methods by temperature and thresholds: speed, and what they change."""
-    greedy = {
-        (a.dtype, a.question_id): a.run.token_ids
-        for a in evidence.answers
-        if a.method.name == "mlx-lm" and a.method.temperature == 0
-    }
-    lines = []
-    for row in evidence.whole:
-        m = row.method
-        mine = evidence.answers_of(row)
-        found = [known for a in mine if (known := evidence.likelihoods.get(a.key))]
-        cells = {
-            "method": m.name, "dtype": row.dtype, **tables.drawn(row),
-            "epsilon": setting(m.epsilon), "delta": setting(m.delta), **tables.figures(row),
-            "log-likelihood": _mean(found, [f.log_likelihood for f in found]),
-            "entropy": _mean(found, [f.entropy for f in found]),
-            "as greedy": _agreement(mine, greedy),
-        }  # fmt: skip
-        lines.append((_settings(row), cells))
-    note = (
-        "log-likelihood, entropy: nats a token under the target at temperature 1, means over the "
-        "tokens of the answers; as greedy: tokens before the first that differs from the greedy "
-        "answer, as a share"
-    )
-    return [paper_table("Acceptance methods", lines, note)]
+def drafted_table(layout: Layout, evidence: Evidence, known: Sequence[Record]) -> TextTable:
+    """Return the table of the rows that used drafts."""
+    return _table(layout, evidence, evidence.drafted, known)
 
 
-def along_tables(evidence: Evidence) -> list[TextTable]:
-    """Tabulate accepted drafts and tokens/step by the position of the step in the answer."""
+def whole_table(layout: Layout, evidence: Evidence, known: Sequence[Record]) -> TextTable:
+    """Return the table of all rows over all questions, those without drafts too."""
+    return _table(layout, evidence, evidence.whole, known)
+
+
+def category_table(layout: Layout, evidence: Evidence, known: Sequence[Record]) -> TextTable:
+    """Return the table of drafters and of mlx-lm's speculative decoding, also by category."""
+    names = ("redrafter", "mlx-lm speculative")
+    rows = [row for row in evidence.rows if row.method.name in names]
+    return _table(layout, evidence, rows, known)
+
+
+def correlated_table(layout: Layout, evidence: Evidence, known: Sequence[Record]) -> TextTable:
+    """Return the table of the rows that used drafts, with what correlates with their speed."""
+    return _table(layout, evidence, evidence.drafted, known, correlation_note(evidence))
+
+
+def along_table(layout: Layout, evidence: Evidence, known: Sequence[Record]) -> TextTable:
+    """Return accepted drafts and tokens/step by the position of the step in the answer."""
     lines = []
     for row in evidence.drafted:
         for first, accepted in sorted(accepted_along(evidence.answers_of(row)).items()):
@@ -134,9 +106,8 @@ def along_tables(evidence: Evidence) -> list[TextTable]:
                 "accepted drafts": f"{fmean(accepted):.2f}",
                 "tokens/step": f"{1 + fmean(accepted):.2f}",
             }  # fmt: skip
-            lines.append((_settings(row), cells))
-    note = "tokens: of the answer before the step, the first being 1"
-    return [paper_table("Drafts accepted along the answers", lines, note)]
+            lines.append((settings_of(row.method, row.dtype), cells.__getitem__))
+    return paper_table(layout, lines, known)
 
 
 def accepted_along(answers: Sequence[Answer]) -> dict[int, list[int]]:
@@ -151,50 +122,24 @@ def accepted_along(answers: Sequence[Answer]) -> dict[int, list[int]]:
     return found
 
 
-def accepted_tables(evidence: Evidence) -> list[TextTable]:
-    """Tabulate the steps by their number of accepted drafts, at each beam width."""
-    found = {row: [n for answer in evidence.answers_of(row) for n in answer.run.accepted]
-             for row in evidence.drafted}  # fmt: skip
-    most = max((1 + n for steps in found.values() for n in steps), default=1)
-    lines = []
-    for row, steps in found.items():
-        shares = {str(n): f"{steps.count(n) / max(1, len(steps)):.1%}" for n in range(most)}
-        cells = {
-            "drafter": _drafter(row), "dtype": row.dtype, "W": tables.shape(row)["W"],
-            "steps": str(len(steps)), **shares, "tokens/step": spread(row.tokens_per_step),
-        }  # fmt: skip
-        lines.append((_settings(row), cells))
-    note = "columns with a number: the share of the steps that accepted so many drafts"
-    return [paper_table("Steps by their accepted drafts", lines, note)]
-
-
-def rate_tables(evidence: Evidence) -> list[TextTable]:
-    """Tabulate drafters by form and learning rate: acceptance, speed, and their correlation.
-
-    A correlation is over the drafters that were measured in the same way.
-    """
-    rows = evidence.drafted
-    varied = [heading for heading in varying(map(_settings, rows)) if heading != "drafter"]
-    lines = []
-    points: dict[str, dict[str, tuple[float, float]]] = {}
-    for row in rows:
-        settings, options = _settings(row), evidence.options_of(row)
-        rate = options.get("training", {}).get("learning_rate", "not known")
-        cells = {
-            "drafter": _drafter(row), "form": options.get("drafter", {}).get("form", "not known"),
-            "learning rate": setting(rate), "first draft accepted": tables.accepted_at(row, 1),
-            **tables.figures(row),
-        }  # fmt: skip
-        lines.append((settings, cells))
-        if row.acceptance and row.tps is not None:
-            way = "".join(f", {heading} {setting(settings[heading])}" for heading in varied)
-            points.setdefault(way, {})[_drafter(row)] = row.acceptance[0], row.tps.median
+def correlation_note(evidence: Evidence) -> str:
+    """Correlate accuracy with tokens a second, over drafters that were measured in the same way."""
+    rows = [row for row in evidence.drafted if row.tps is not None]
+    settings = {row: settings_of(row.method, row.dtype) for row in rows}
+    varied = [heading for heading in varying(settings.values()) if heading != "drafter"]
+    measures: dict[str, Callable[[Row], float | None]]
+    measures = {"accuracy": partial(_accuracy, evidence), "last draft accepted": _last_accepted}
     notes = []
-    for way, found in points.items():
-        known = number(correlation([*found.values()]), ".2f") or "none with fewer than three"
-        notes.append(f"over {len(found)} drafters{way}: {known}")
-    note = f"correlation of acceptance and tokens a second {'; '.join(notes)}" if notes else ""
-    return [paper_table("Acceptance against speed", lines, note)]
+    for name, measure in measures.items():
+        points: dict[str, list[tuple[float, float]]] = {}
+        for row in rows:
+            way = "".join(f", {heading} {setting(settings[row][heading])}" for heading in varied)
+            if (share := measure(row)) is not None and row.tps is not None:
+                points.setdefault(way, []).append((share, row.tps.median))
+        for way, found in points.items():
+            known = number(correlation(found), ".3f") or "none, for too few or too similar"
+            notes.append(f"{name} over {len(found)} drafters{way}: {known}")
+    return f"correlation with tokens a second: {'; '.join(notes)}" if notes else ""
 
 
 def correlation(points: Sequence[tuple[float, float]]) -> float | None:
@@ -205,38 +150,11 @@ def correlation(points: Sequence[tuple[float, float]]) -> float | None:
     return float(np.corrcoef(x, y)[0, 1])
 
 
-def draft_model_tables(evidence: Evidence) -> list[TextTable]:
-    """Tabulate acceptance, expected and measured speed, by temperature and number of drafts."""
-    lines = []
-    for row in evidence.drafted:
-        drafts = (row.method.beam_length or 1) - 1
-        share = drafts_accepted(row)
-        cost = evidence.draft_costs.get(row.dtype)
-        expected = None if share is None else expected_tokens(share, drafts)
-        faster = None if expected is None or cost is None else expected / (1 + drafts * cost)
-        cells = {
-            "T": f"{row.method.temperature:g}", "accept": row.method.accept or "",
-            "dtype": row.dtype, "drafts": str(drafts), "accepted": number(share, ".1%"),
-            "c": number(cost, ".2f"), "expected tokens/step": number(expected, ".2f"),
-            "tokens/step": spread(row.tokens_per_step),
-            "expected speedup": number(faster, ".2f", "x"), "speedup": spread(row.speedup, "x"),
-        }  # fmt: skip
-        lines.append((_settings(row), cells))
-    note = (
-        "accepted: a, the share of the drafts that were reached and accepted; c: a draft's seconds "
-        "over those of the target's call with one query row; expected: (1 - a^(n+1)) / (1 - a) "
-        "tokens a step, over 1 + n c calls (arXiv 2211.17192, theorem 3.8, which holds where a "
-        "call takes no longer with more query rows)"
-    )
-    return [paper_table("A draft model", lines, note, shown=("L",))]
-
-
 def drafts_accepted(row: Row) -> float | None:
     """Return the acceptance rate of drafts whose parents were all accepted; None without drafts."""
-    drafts = (row.method.beam_length or 1) - 1
-    shares = [*row.acceptance, *([0.0] * drafts)][:drafts]
+    shares = [*row.acceptance, *([0.0] * _drafts(row))][: _drafts(row)]
     reached = 1 + sum(shares[:-1])
-    return sum(shares) / reached if drafts else None
+    return sum(shares) / reached if shares else None
 
 
 def expected_tokens(accepted: float, drafts: int) -> float:
@@ -244,22 +162,100 @@ def expected_tokens(accepted: float, drafts: int) -> float:
     return float(sum(accepted**depth for depth in range(drafts + 1)))
 
 
-def _settings(row: Row) -> dict[str, object]:
-    return settings_of(row.method, row.dtype)
+def _table(
+    layout: Layout,
+    evidence: Evidence,
+    rows: Sequence[Row],
+    known: Sequence[Record],
+    note: str = "",
+) -> TextTable:
+    def cell(row: Row, heading: str) -> str:
+        return COLUMNS[heading](evidence, row)
+
+    lines = [(settings_of(row.method, row.dtype), partial(cell, row)) for row in rows]
+    return paper_table(layout, lines, known, note)
+
+
+def _expected(row: Row) -> float | None:
+    share = drafts_accepted(row)
+    return None if share is None else expected_tokens(share, _drafts(row))
+
+
+def _expected_speedup(evidence: Evidence, row: Row) -> float | None:
+    expected, cost = _expected(row), evidence.draft_costs.get(row.dtype)
+    return None if expected is None or cost is None else expected / (1 + _drafts(row) * cost)
+
+
+def _drafts(row: Row) -> int:
+    return (row.method.beam_length or 1) - 1
 
 
 def _drafter(row: Row) -> str:
     return tables.label(row) if row.method.name != "redrafter" else row.method.drafter or ""
 
 
-def _mean(found: Sequence[Likelihood], values: Sequence[float]) -> str:
-    """Return the mean of the texts' values over all tokens; empty without texts."""
-    return f"{np.average(values, weights=[f.tokens for f in found]):.3f}" if found else ""
+def _millions(evidence: Evidence, row: Row) -> float | None:
+    """Return the millions of parameters of a row's drafter; None without one."""
+    size = evidence.sizes.get(row.method.drafter) if row.method.name == "redrafter" else None
+    return size and size / 1e6
 
 
-def _agreement(answers: Sequence[Answer], greedy: dict[tuple[str, int | str], list[int]]) -> str:
-    """Return the tokens before the first difference, as a share of the greedy answer's tokens."""
-    wanted = [(a, greedy.get((a.dtype, a.question_id), [])) for a in answers]
-    same = sum(common_prefix(answer.run.token_ids, want) for answer, want in wanted)
-    total = sum(len(want) for _, want in wanted)
+def _trained(evidence: Evidence, row: Row, table: str) -> Mapping[str, Any]:
+    """Return a table of the options that a row's drafter was trained with."""
+    found: Mapping[str, Any] = evidence.options_of(row).get(table, {})
+    return found
+
+
+def _labels(evidence: Evidence, row: Row) -> str:
+    options = evidence.options_of(row)
+    return str(options.get("labels", "target")) if options else _UNKNOWN
+
+
+def _texts(evidence: Evidence, row: Row) -> str:
+    options = evidence.options_of(row)
+    texts = "given answers" if options.get("data") else "the target's own"
+    return texts if options else _UNKNOWN
+
+
+def _accuracy(evidence: Evidence, row: Row) -> float | None:
+    """Return the held-out accuracy at the last position that a row's drafter was trained for.
+
+    It is that of the evaluation whose weights were kept. None for a drafter without a log.
+    """
+    kept = [record for record in evidence.logs.get(row.method.drafter, ()) if record.get("best")]
+    return kept[-1]["top1"][-1] if kept else None
+
+
+def _last_accepted(row: Row) -> float | None:
+    """Return the share of the steps that accepted their last draft; None without drafts."""
+    drafts = _drafts(row)
+    return dict(enumerate(row.acceptance, 1)).get(drafts, 0.0) if drafts else None
+
+
+def _over_greedy(evidence: Evidence, row: Row) -> float | None:
+    """Return tokens a second over those of mlx-lm's greedy answers."""
+    greedy = Method(BASELINE)
+    found = [r.tps for r in evidence.whole if (r.method, r.dtype) == (greedy, row.dtype)]
+    return row.tps.median / found[0].median if row.tps and found and found[0] else None
+
+
+def _mean(evidence: Evidence, row: Row, value: Callable[[Likelihood], float]) -> str:
+    """Return the mean of a row's texts over all their tokens; empty without texts."""
+    known = [evidence.likelihoods.get(answer.key) for answer in evidence.answers_of(row)]
+    found = [each for each in known if each is not None]
+    weights = [each.tokens for each in found]
+    return f"{np.average([*map(value, found)], weights=weights):.3f}" if found else ""
+
+
+def _agreement(evidence: Evidence, row: Row) -> str:
+    """Return the tokens before the first difference, as a share of the greedy answers' tokens."""
+    greedy = {
+        (a.dtype, a.question_id): a.run.token_ids
+        for a in evidence.answers
+        if a.method == Method(BASELINE)
+    }
+    answers = evidence.answers_of(row)
+    wanted = [greedy.get((a.dtype, a.question_id), []) for a in answers]
+    total = sum(map(len, wanted))
+    same = sum(common_prefix(a.run.token_ids, w) for a, w in zip(answers, wanted, strict=True))
     return f"{same / total:.1%}" if total else ""

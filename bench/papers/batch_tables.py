@@ -1,45 +1,53 @@
-"""Tables of the papers that are measured with several concurrent requests."""
+"""Columns of the papers' tables that are measured with several concurrent requests."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
 from redrafter_mlx.bench.analyse.batch_summary import BatchRow
-from redrafter_mlx.bench.papers.columns import Settings, paper_table, setting, settings_of
+from redrafter_mlx.bench.papers.columns import Layout, paper_table, setting, settings_of
 from redrafter_mlx.bench.papers.evidence import Evidence
+from redrafter_mlx.bench.papers.published import Record
+from redrafter_mlx.bench.show.batch_tables import OUT_OF_MEMORY
 from redrafter_mlx.bench.show.tables import TextTable, beam_side, number, spread
 
+COLUMNS: Mapping[str, Callable[[BatchRow], str]] = {
+    "requests": lambda row: str(row.size),
+    "W": lambda row: _width(row, "no drafts"),
+    "k": lambda row: _width(row, "0"),
+    "tok/s each": lambda row: spread(row.request_tps),
+    "total tok/s": lambda row: spread(row.total_tps),
+    "over no drafts": lambda row: spread(row.over_plain, "x"),
+    "ms a token": lambda row: number(_milliseconds(row), ".1f"),
+    "tokens/step": lambda row: f"{row.tokens_per_step:.2f}",
+}
+_SETTINGS = ("requests", "W", "k")
+_TIMES = ("tok/s each", "total tok/s", "ms a token")
 
-def batch_tables(evidence: Evidence) -> list[TextTable]:
-    """Tabulate tokens per second, per request and in total, by beam width and requests."""
+
+def batch_table(layout: Layout, evidence: Evidence, known: Sequence[Record]) -> TextTable:
+    """Return the table of the batches that were measured."""
+
+    def cell(length: int | None, row: BatchRow, heading: str) -> str:
+        if heading == "prompt tokens":
+            return setting(length)
+        if row.out_of_memory and heading not in _SETTINGS:
+            return OUT_OF_MEMORY if heading in _TIMES else ""
+        return COLUMNS[heading](row)
+
     lines = [
-        (_settings(length, row),
-         {"W": _width(row), "requests": str(row.size), "tok/s each": spread(row.request_tps),
-          "total tok/s": spread(row.total_tps), "over no drafts": spread(row.over_plain, "x"),
-          "tokens/step": f"{row.tokens_per_step:.2f}"})
+        ({"prompt tokens": length, **settings_of(row.method)}, partial(cell, length, row))
         for length, row in evidence.batches
-    ]  # fmt: skip
-    return [paper_table("Requests at once by beam width", lines)]
+    ]
+    return paper_table(layout, lines, known)
 
 
-def latency_tables(evidence: Evidence) -> list[TextTable]:
-    """Tabulate a request's milliseconds per token, by prompt length, requests and candidates k."""
-    lines = [
-        (_settings(length, row),
-         {"prompt tokens": setting(length), "requests": str(row.size), "k": _width(row),
-          "ms a token": number(1000 / tps.median, ".1f") if tps and tps.median else "",
-          "over no drafts": spread(row.over_plain, "x"),
-          "tokens/step": f"{row.tokens_per_step:.2f}"})
-        for length, row in evidence.batches
-        for tps in [row.request_tps]
-    ]  # fmt: skip
-    note = "k: candidates, the beam width; timed after every request's first token"
-    return [paper_table("Milliseconds a token of a request", lines, note, shown=("W",))]
+def _milliseconds(row: BatchRow) -> float | None:
+    return 1000 / row.request_tps.median if row.request_tps and row.request_tps.median else None
 
 
-def _settings(length: int | None, row: BatchRow) -> Settings:
-    return {"prompt tokens": length, **settings_of(row.method)}
-
-
-def _width(row: BatchRow) -> str:
+def _width(row: BatchRow, plain: str) -> str:
     if row.method.name != "redrafter":
-        return "mlx-lm" if row.method.name == "mlx-lm" else "no drafts"
+        return "mlx-lm" if row.method.name == "mlx-lm" else plain
     return beam_side(row.method, row.method.beam_width)

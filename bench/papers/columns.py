@@ -1,17 +1,40 @@
-"""Columns for the settings in which the rows of a paper's table differ."""
+"""Tables of measured rows, with the published figures of the same settings beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 from redrafter_mlx.bench.measure.methods import Method
+from redrafter_mlx.bench.papers.published import Record, shown
 from redrafter_mlx.bench.show.tables import TextTable
 
 Settings = Mapping[str, object]
 """Settings of a row by the heading of their column; None where a setting does not apply."""
 
+Cells = Callable[[str], str]
+"""Returns a row's cell in the column with this heading."""
+
 _HEADINGS = {"temperature": "T", "beam_width": "W", "beam_length": "L"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A table of measured rows.
+
+    columns: headings, separated by commas; each setting that varies and has none gets its own
+    note:    the line below the table
+    beside:  columns by which a row is paired with a published one; empty shows none
+    apart:   columns of the published table whose values head a column each
+    covers:  settings that a column shows under another heading
+    """
+
+    title: str
+    columns: str
+    note: str = ""
+    beside: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
+    covers: tuple[str, ...] = ()
 
 
 def settings_of(method: Method, dtype: str | None = None) -> dict[str, object]:
@@ -38,17 +61,41 @@ def setting(value: object) -> str:
 
 
 def paper_table(
-    title: str,
-    lines: Sequence[tuple[Settings, Mapping[str, str]]],
+    layout: Layout,
+    lines: Sequence[tuple[Settings, Cells]],
+    known: Sequence[Record] = (),
     note: str = "",
-    shown: Sequence[str] = (),
 ) -> TextTable:
-    """Return a table with a further column for each setting that varies and has none yet.
+    """Return the table of these lines, which are the settings and the cells of each row.
 
     Args:
-      lines: the settings of each line, and its cells by column name
-      shown: settings that a column shows under another heading
+      known: the published rows
+      note:  what to add to the layout's own note
     """
-    more = [h for h in varying(each for each, _ in lines) if h not in (*lines[0][1], *shown)]
-    rows = [{**cells, **{h: setting(each.get(h)) for h in more}} for each, cells in lines]
-    return TextTable.of(title, rows, note)
+    columns = layout.columns.split(", ")
+    shown_otherwise = {*columns, *layout.covers}
+    more = [h for h in varying(each for each, _ in lines) if h not in shown_otherwise]
+    rows = []
+    for settings, cell in lines:
+        own = {**{h: cell(h) for h in columns}, **{h: setting(settings.get(h)) for h in more}}
+        rows.append({**own, **_published(layout, own, known)})
+    hidden = {*layout.beside, *layout.apart}
+    figures = [name for name in (known[0] if known else ()) if name not in hidden]
+    beside = f"published: {', '.join(figures)}" if layout.beside and figures else ""
+    notes = filter(None, (layout.note, beside, note))
+    return TextTable.of(layout.title, rows, "; ".join(notes))
+
+
+def _published(layout: Layout, own: Mapping[str, str], known: Sequence[Record]) -> dict[str, str]:
+    """Return the published figures of a row's settings, by the heading of their column."""
+    hidden = {*layout.beside, *layout.apart}
+    found: dict[str, str] = {}
+    for record in known if layout.beside else ():
+        heading = ", ".join(str(record[name]) for name in layout.apart) or "published"
+        found.setdefault(heading, "")
+        if all(own[name] == setting(record[name]) for name in layout.beside):
+            figures = {name: value for name, value in record.items() if name not in hidden}
+            found[heading] = ", ".join(
+                shown(value) + ("x" if name == "speedup" else "") for name, value in figures.items()
+            )
+    return found

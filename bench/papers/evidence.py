@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from redrafter_mlx.bench.analyse.batch_summary import BatchRow
@@ -26,8 +25,8 @@ class Evidence:
     likelihoods:   of the answers' texts under the target
     draft_costs:   by dtype: cost of a draft, divided by that of a target call with one query row
     batches:       of concurrent requests, each with the length that the prompts were brought to
-    logs:          of training runs, by folder
-    options:       of training runs, as in their options files, by the drafter's name
+    logs, options: of training runs, as in their files, by the drafter's name
+    sizes:         number of a drafter's parameters, by its name
     """
 
     rows: Sequence[Row] = ()
@@ -35,8 +34,9 @@ class Evidence:
     likelihoods: Mapping[AnswerKey, Likelihood] = field(default_factory=dict)
     draft_costs: Mapping[str, float] = field(default_factory=dict)
     batches: Sequence[tuple[int | None, BatchRow]] = ()
-    logs: Mapping[Path, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    logs: Mapping[str | None, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    options: Mapping[str | None, Mapping[str, Any]] = field(default_factory=dict)
+    sizes: Mapping[str | None, int] = field(default_factory=dict)
 
     def answers_of(self, row: Row) -> list[Answer]:
         """Return the answers that a row over all questions summarises."""
@@ -44,7 +44,7 @@ class Evidence:
 
     def options_of(self, row: Row) -> Mapping[str, Any]:
         """Return the options that a row's drafter was trained with; empty if they are not known."""
-        return self.options.get(row.method.drafter or "", {})
+        return self.options.get(row.method.drafter, {})
 
     @property
     def whole(self) -> list[Row]:

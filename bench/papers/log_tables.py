@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import zip_longest
 
+from redrafter_mlx.bench.papers.columns import Layout
 from redrafter_mlx.bench.papers.evidence import Evidence
+from redrafter_mlx.bench.papers.published import Record
 from redrafter_mlx.bench.show.tables import TextTable, number
 
 
-def accuracy_tables(evidence: Evidence) -> list[TextTable]:
-    """Tabulate accuracy by the draft's position, at each evaluation of each run."""
-    tables = []
-    for folder, log in evidence.logs.items():
+def accuracy_table(layout: Layout, evidence: Evidence, known: Sequence[Record]) -> TextTable:
+    """Return accuracy by the draft's position, at each evaluation of each run."""
+    del known  # curves, which no paper prints as figures
+    lines = []
+    for name, log in evidence.logs.items():
         losses = {record["step"]: record["loss"] for record in log if record["event"] == "step"}
-        lines = []
         for record in (each for each in log if each["event"] == "evaluation"):
             shares = zip_longest(record.get("training_top1", ()), record["top1"])
             drafts = {
                 f"draft {n}": f"{number(training, '.1%') or 'not logged'} / {held_out:.1%}"
                 for n, (training, held_out) in enumerate(shares, 1)
             }
-            loss = number(losses.get(record["step"]), ".3f")
-            lines.append({"step": str(record["step"]), "training loss": loss, **drafts})
-        note = (
-            "how often the target's token is the drafter's first one, along training texts / "
-            "held-out texts"
-        )
-        tables.append(TextTable.of(f"Accuracy in training, {folder}", lines, note))
-    return tables
+            own = {
+                "drafter": name or "", "step": str(record["step"]),
+                "training loss": number(losses.get(record["step"]), ".3f"),
+            }  # fmt: skip
+            lines.append({**own, **drafts})
+    return TextTable.of(layout.title, lines, layout.note)

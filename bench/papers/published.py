@@ -19,6 +19,10 @@ CHIPS = {"m1-max": "M1 Max", "m2-ultra": "M2 Ultra"}
 """The Macs that the authors timed."""
 
 
+Record = Mapping[str, str | float | None]
+"""A published row by column."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """The conditions under which the figures were measured."""
@@ -49,8 +53,8 @@ class Published:
     missing: str = ""
     source: str = ""
 
-    def records(self) -> list[dict[str, str | float | None]]:
-        """Return each row as a dict by column."""
+    def records(self) -> list[Record]:
+        """Return each row by column."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
@@ -76,6 +80,27 @@ def published(name: str) -> Published:
             "rows": tuple(map(tuple, found["rows"])),
         }
     )
+
+
+def comparable(name: str) -> list[Record]:
+    """Return a table's rows by column, and for Macs also the authors' own timings in bfloat16."""
+    found = published(name).records()
+    if name == "table2":
+        found = [{"dtype": "float16", **record} for record in found]
+        for chip, machine in CHIPS.items():
+            where = {"dtype": "bfloat16", "machine": machine, "target": "Vicuna 7B"}
+            for W, L, *cell in authors_grid(chip, "bfloat16").cells:
+                tps, speedup, tokens = (round(figure, 2) for figure in cell)
+                figures = {"tok/s": tps, "speedup": speedup, "tokens/step": tokens}
+                found.append({**where, "W": W, "L": L, **figures})
+    return found
+
+
+def shown(value: str | float | None) -> str:
+    """Format a published figure, with the decimals that the paper prints and at least two."""
+    if not isinstance(value, float):
+        return "" if value is None else str(value)
+    return f"{value:.2f}" if value == round(value, 2) else f"{value:g}"
 
 
 def timings(chip: str, dtype: str) -> Timings:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
-from redrafter_mlx.bench.papers.published import Published, Setting
+from redrafter_mlx.bench.papers.published import Published, Setting, shown
 from redrafter_mlx.bench.show.tables import TextTable
 
 
@@ -37,7 +37,7 @@ class PaperResult:
         """All tables, in reading order."""
         rows = tuple((each.what, each.paper, each.here) for each in self.differences)
         kinds = TextTable("What differs in kind", ("", self.published.paper, "here"), rows)
-        return [*self.measured, published_table(self.published), kinds]
+        return [*self.measured, published_table(self.published), *([kinds] if rows else [])]
 
 
 def published_table(published: Published) -> TextTable:
@@ -45,16 +45,10 @@ def published_table(published: Published) -> TextTable:
     title = f"Published: {published.paper}, {published.number}, {published.title}"
     if not published.rows:
         return TextTable(title, ("figures",), ((f"not at hand: {published.missing}",),))
-    rows = tuple(tuple(map(_shown, row)) for row in published.rows)
+    rows = tuple(tuple(map(shown, row)) for row in published.rows)
     missing = f"not at hand: {published.missing}" if published.missing else ""
     note = "; ".join(filter(None, (missing, published.source)))
     return TextTable(title, published.columns, rows, note)
-
-
-def _shown(value: str | float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 def differences(

@@ -8,6 +8,9 @@ from redrafter_mlx.bench.analyse.batch_summary import BatchRow
 from redrafter_mlx.bench.analyse.serving import ServingRow
 from redrafter_mlx.bench.show.tables import TextTable, drawn, label, shape, spread
 
+OUT_OF_MEMORY = "OOM"
+"""Cell of a batch that does not fit in memory, as the papers have it."""
+
 
 def serving_table(rows: Sequence[ServingRow]) -> TextTable:
     """Return a table of servers under load."""
@@ -39,12 +42,12 @@ def batch_table(rows: Sequence[BatchRow]) -> TextTable:
             "method": label(row),
             **(drawn(row) if sampled else {}),
             **shape(row),
-            "tok/s each": spread(row.request_tps),
+            "tok/s each": OUT_OF_MEMORY if row.out_of_memory else spread(row.request_tps),
             "total tok/s": spread(row.total_tps),
             "over mlx-lm's batch": spread(row.speedup, "x"),
             "over plain": spread(row.over_plain, "x"),
-            "tokens/step": f"{row.tokens_per_step:.2f}",
-            "first token": f"{1000 * row.first_seconds:.0f} ms",
+            "tokens/step": "" if row.out_of_memory else f"{row.tokens_per_step:.2f}",
+            "first token": "" if row.out_of_memory else f"{1000 * row.first_seconds:.0f} ms",
             "peak": f"{row.peak_memory:.2f} GB",
             "mlx-lm's tokens": {True: "yes", False: "NO", None: ""}[row.matches_plain],
         }

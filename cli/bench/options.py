@@ -23,7 +23,7 @@ from redrafter_mlx.errors import BadInputError
 if TYPE_CHECKING:
     from redrafter_mlx.bench.measure.batches import BatchPlan
     from redrafter_mlx.bench.measure.methods import Method
-    from redrafter_mlx.bench.measure.plan import Plan, Prepared, Thresholds
+    from redrafter_mlx.bench.measure.plan import Conversation, Plan, Prepared, Thresholds
     from redrafter_mlx.engine.engine import Redrafter
 
 _PAPER, _SHAPE, _ASK, _OUT = "Papers", "Shapes and methods", "Questions", "Output"
@@ -122,6 +122,8 @@ class BenchOptions:
     # fmt: on
     only: tuple[Question, ...] = ()
     """Questions used if no option gives any; not an option itself."""
+    turns: int = 1
+    """Turns of each conversation that are asked; not an option itself."""
 
     @cached_property
     def batch_sizes(self) -> list[int]:
@@ -153,13 +155,19 @@ class BenchOptions:
         wanted = None if self.categories is None else parse_words("--categories", self.categories)
         return choose_questions(found or self.only or OWN_QUESTIONS, wanted, self.limit)
 
+    @cached_property
+    def prompts(self) -> int:
+        """Number of prompts: a question's later turns are prompts of their own."""
+        return sum(len(question.turns[: self.turns]) for question in self.chosen)
+
     @property
     def asked_for(self) -> str:
         """Description of where the questions come from."""
         named = [*(["MT-Bench"] if self.mt_bench else []), *self.questions]
         if not named and self.only:
             return f"question {self.only[0].id}"
-        return " and ".join(named) or "our own"
+        later = f", {self.turns} turns" if self.prompts > len(self.chosen) else ""
+        return (" and ".join(named) or "our own") + later
 
     def methods(self, drafters: Sequence[str | None]) -> list[Method]:
         """List the methods to measure: each drafter with each combination of width and length."""
@@ -212,12 +220,19 @@ class BenchOptions:
 
         length: number of tokens to which every prompt is repeated or cut; None leaves it unchanged
         """
-        from redrafter_mlx.bench.measure.plan import Prepared, resized
+        from redrafter_mlx.bench.measure.methods import BASELINE, Method, Runner
+        from redrafter_mlx.bench.measure.plan import prepared_turns, resized
+        from redrafter_mlx.cli.progress import describe_count, progress_bars
 
-        def encode(question: Question) -> list[int]:
-            message = {"role": "user", "content": question.text}
-            ids = [] if loaded is None else loaded.encode([message])
+        def encode(messages: Conversation) -> list[int]:
+            ids = [] if loaded is None else loaded.encode(messages)
             return ids if length is None else resized(ids, length)
+
+        def answer(ids: list[int]) -> str:
+            """Return mlx-lm's own answer to an earlier turn, the same for all methods."""
+            if loaded is None:
+                return ""
+            return Runner({None: loaded}).run(Method(BASELINE), ids, self.max_tokens, 0).text
 
         room = None if loaded is None else loaded.context_length
         if room is not None and length is not None and length + self.max_tokens > room:
@@ -225,7 +240,14 @@ class BenchOptions:
                 f"--prompt-tokens {length} and --max-tokens {self.max_tokens} are more than the "
                 f"model's context of {room} tokens; give less"
             )
-        return [Prepared(q, encode(q)) for q in self.chosen]
+        if loaded is None or self.prompts == len(self.chosen):
+            return [*prepared_turns(self.chosen, self.turns, encode, answer)]
+        found = []
+        with progress_bars("answering first turns", describe_count) as progress:
+            for prepared in prepared_turns(self.chosen, self.turns, encode, answer):
+                found.append(prepared)
+                progress("prompts", len(found), self.prompts)
+        return found
 
     @cached_property
     def prompt_lengths(self) -> list[int | None]:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mlx_lm.utils import get_total_parameters
+
 from redrafter_mlx.bench.analyse.batch_summary import BatchRow
 from redrafter_mlx.bench.analyse.result import Result
 from redrafter_mlx.bench.analyse.summary import Row
 from redrafter_mlx.bench.measure.answers import Answer
 from redrafter_mlx.bench.measure.likelihood import Likelihood, likelihood
+from redrafter_mlx.bench.measure.methods import Method, Runner
+from redrafter_mlx.bench.measure.plan import Plan
 from redrafter_mlx.bench.papers.evidence import AnswerKey, Evidence
 from redrafter_mlx.bench.papers.protocols import PaperProtocol, find_protocol
 from redrafter_mlx.bench.papers.report import Difference, PaperResult, differences
+from redrafter_mlx.bench.statistics import Percentiles
 from redrafter_mlx.cli.bench.batches import run_batches
 from redrafter_mlx.cli.bench.checks import check_measurement
 from redrafter_mlx.cli.bench.options import BenchOptions
@@ -25,9 +31,7 @@ from redrafter_mlx.cli.progress import describe_count, progress_bars
 from redrafter_mlx.cli.ranges import parse_numbers, parse_words
 from redrafter_mlx.distill.options_file import OPTIONS, read_options
 from redrafter_mlx.distill.report.metrics import METRICS, read_metrics
-from redrafter_mlx.drafting.installed import find_drafters, list_drafters
-from redrafter_mlx.drafting.prompt_lookup import split_lookup
-from redrafter_mlx.drafting.static_trees import split_tree
+from redrafter_mlx.drafting.installed import list_drafters
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, ModelNotFoundError
 from redrafter_mlx.runtime.launched import launched_rank
@@ -36,6 +40,9 @@ from redrafter_mlx.weights.registry import DEFAULT_MODEL
 _ELSEWHERE = ("paper", "output", "plot", "answers", "questions", "mt_bench", "limit", "model",
               "offline", "seed")  # fmt: skip
 """Options that a table shows in other ways, or that change no figure but by chance."""
+
+_FEW = 8
+"""Maximum number of questions whose answers show how large merged trees are."""
 
 
 class PaperRun(NamedTuple):
@@ -53,7 +60,7 @@ def run_paper(asked: BenchOptions, given: Collection[str]) -> PaperRun:
     """
     protocol = find_protocol(asked.paper or "")
     options = fill(protocol, asked, given)
-    if protocol.measures == "logs":
+    if protocol.measures in ("logs", "nothing"):
         return _read_logs(protocol, options)
     changed = _changed(protocol, options, given)
     if protocol.measures == "batches":
@@ -68,19 +75,28 @@ def run_paper(asked: BenchOptions, given: Collection[str]) -> PaperRun:
     check_measurement(options)
     if protocol.inspects == "draft costs" and len(options.drafters) > 1:
         raise BadInputError(f"--paper {protocol.name} is of one drafter; give one --drafter")
-    if protocol.inspects is not None and launched_rank() is not None:
+    if protocol.inspects in ("likelihoods", "draft costs") and launched_rank() is not None:
         raise BadInputError(
             f"--paper {protocol.name} looks at the model in one process; run it without mlx.launch"
         )
     likelihoods: dict[AnswerKey, Likelihood] = {}
     draft_costs: dict[str, float] = {}
-    trained = _training_options({name: _path(name) for name in options.drafters})
+    folders: dict[str | None, Path] = {}
+    sizes: dict[str | None, int] = {}
+
+    def prepare(drafters: Mapping[str | None, Redrafter], plan: Plan, runner: Runner) -> Plan:
+        """Look where the drafters come from, and choose N for the merging of the paper."""
+        for name, loaded in drafters.items():
+            if loaded.drafter is not None:
+                sizes[name] = sum(map(get_total_parameters, loaded.drafter.modules))
+                if loaded.drafter.folder is not None:
+                    folders[name] = loaded.drafter.folder
+        fits = protocol.inspects == "packed sizes" and options.max_nodes is None
+        return _fit_calls(plan, runner) if fits else plan
 
     def look(drafters: Mapping[str | None, Redrafter], answers: Sequence[Answer]) -> None:
         """Collect what needs the models in memory."""
         first = next(iter(drafters.values()))
-        folders = {name: _folder_of(name, r) for name, r in drafters.items() if name is not None}
-        trained.update(_training_options(folders))
         if protocol.inspects == "likelihoods":
             with progress_bars("reading the answers", describe_count) as progress:
                 for n, answer in enumerate(answers, 1):
@@ -94,10 +110,11 @@ def run_paper(asked: BenchOptions, given: Collection[str]) -> PaperRun:
             level = costs.drafting(1, drafts + 1) / drafts
             draft_costs[answers[0].dtype] = level / costs.verify(1, costs.short_context)
 
-    result, status, answers = run_session(options, look)
+    result, status, answers = run_session(options, look, prepare)
     evidence = Evidence(
         rows=result.rows, answers=answers, likelihoods=likelihoods, draft_costs=draft_costs,
-        options=trained,
+        logs={name: read_metrics(folder) for name, folder in folders.items()},
+        options=_training_options(folders), sizes=sizes,
     )  # fmt: skip
     return PaperRun(_paper(protocol, evidence, result, changed), [result], status)
 
@@ -116,12 +133,14 @@ def fill(protocol: PaperProtocol, asked: BenchOptions, given: Collection[str]) -
         number = "--drafter" if protocol.drafters == 1 else f"{protocol.drafters} times --drafter"
         raise BadInputError(f"--paper {protocol.name} compares drafters by name; give {number}")
     kind = protocol.measures
-    if kind != "batches" and "batch_size" in given:
+    if kind in ("logs", "nothing"):
+        used = {"paper", "output", *(["drafter"] if kind == "logs" else [])}
+        if more := sorted({*given} - used):
+            raise BadInputError(
+                f"--paper {protocol.name} measures nothing; leave out {option_name(more[0])}"
+            )
+    elif kind != "batches" and "batch_size" in given:
         raise BadInputError(f"--paper {protocol.name} has no use for --batch-size; leave it out")
-    if kind == "logs" and (more := sorted({*given} - {"paper", "drafter", "output"})):
-        raise BadInputError(
-            f"--paper {protocol.name} measures nothing; leave out {option_name(more[0])}"
-        )
     if options.draft_model is not None and not protocol.speculative:
         raise BadInputError(f"--paper {protocol.name} has no use for --draft-model; leave it out")
     return _narrow(options, own)
@@ -143,7 +162,7 @@ def _narrow(options: BenchOptions, own: Collection[str]) -> BenchOptions:
             prefixes = [name for name in prefixes if name != "separate"]
         kept["prefixes"] = "all" if "rejection" in accepts else ",".join(prefixes)
     if "batch_size" in own:
-        sizes = [str(size) for size in options.batch_sizes if size <= len(options.chosen)]
+        sizes = [str(size) for size in options.batch_sizes if size <= options.prompts]
         kept["batch_size"] = ",".join(sizes)
     return replace(options, **kept)  # type: ignore[arg-type]
 
@@ -162,18 +181,19 @@ def installed_drafters(model: str) -> tuple[str, ...]:
 
 
 def _read_logs(protocol: PaperProtocol, options: BenchOptions) -> PaperRun:
-    logs = {}
-    for name in options.drafters:
-        folder = _path(name)
-        log = read_metrics(folder)
+    published = protocol.published
+    if protocol.measures == "nothing":
+        return PaperRun(PaperResult(protocol.name, published, (), ()), [], 0)
+    folders: dict[str | None, Path] = {name: _path(name) for name in options.drafters}
+    logs = {name: read_metrics(folder) for name, folder in folders.items()}
+    for name, log in logs.items():
         if not log:
             raise ModelNotFoundError(
-                f"{folder} holds no {METRICS}; give the folder of a drafter that was trained here"
+                f"{folders[name]} holds no {METRICS}; give the folder of a drafter that was "
+                f"trained here"
             )
-        logs[folder] = log
-    published = protocol.published
-    measured = tuple(protocol.tables(Evidence(logs=logs)))
-    trained = _training_options({name: _path(name) for name in options.drafters})
+    measured = (protocol.measured(Evidence(logs=logs)),)
+    trained = _training_options(folders)
     targets = sorted({str(found["model"]) for found in trained.values() if "model" in found})
     here = (
         Difference("model", published.setting.model, ", ".join(targets) or "not known"),
@@ -193,7 +213,7 @@ def _paper(
     alone = protocol.measures != "batches"
     baseline = "mlx-lm's own loop" if alone else "our own batches without drafts"
     here = differences(published, result.machine, result.models, asked, baseline, changed)
-    return PaperResult(protocol.name, published, tuple(protocol.tables(evidence)), here)
+    return PaperResult(protocol.name, published, (protocol.measured(evidence),), here)
 
 
 def _changed(
@@ -222,17 +242,25 @@ def _path(name: str) -> Path:
     return Path(os.path.expanduser(name))
 
 
-def _folder_of(name: str, loaded: Redrafter) -> Path:
-    """Return the folder of a drafter that was loaded by this name; no such path if it has none."""
-    own, _ = split_lookup(split_tree(name)[0])
-    if own not in ("auto", "trained") or loaded.source is None or loaded.drafter is None:
-        return _path(own or name)
-    folders, note = find_drafters(loaded.source.fingerprint)[0], loaded.drafter_note or ""
-    taken = [f for f in folders if f"drafts with {f}, " in note or "drafts with " not in note]
-    return next(iter(taken), Path(name))
+def _fit_calls(plan: Plan, runner: Runner) -> Plan:
+    """Give merged candidates calls of the size that 99% of their trees had in a few answers.
+
+    A call of the largest size that they can have would be as large as without merging.
+    """
+    merged = [method for method in plan.methods if method.prefixes == "final"]
+    few = plan.questions[:: -(-len(plan.questions) // _FEW)]
+    capacity: dict[Method, int] = {}
+    with progress_bars("packing beams", describe_count) as progress:
+        for done, method in enumerate(merged, 1):
+            runs = [runner.run(method, q.prompt_ids, plan.max_tokens, plan.seed) for q in few]
+            if found := Percentiles.of([nodes for run in runs for nodes in run.nodes]):
+                capacity[method] = math.ceil(found.p99)
+            progress("beam shapes", done, len(merged))
+    methods = [replace(m, max_nodes=capacity.get(m, m.max_nodes)) for m in plan.methods]
+    return replace(plan, methods=methods)
 
 
-def _training_options(folders: Mapping[str, Path]) -> dict[str, Mapping[str, Any]]:
+def _training_options(folders: Mapping[str | None, Path]) -> dict[str | None, Mapping[str, Any]]:
     """Read the training options in the folders, by drafter name."""
     paths = {name: folder / OPTIONS for name, folder in folders.items()}
     return {name: read_options(path) for name, path in paths.items() if path.is_file()}

@@ -16,7 +16,7 @@ from redrafter_mlx.bench.analyse.summary import Row, of_whole_rounds, summarise
 from redrafter_mlx.bench.measure.answers import Answer, LinesFile, Settings, answers_file, matching
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
 from redrafter_mlx.bench.measure.methods import Runner, check_draft_model
-from redrafter_mlx.bench.measure.plan import measure
+from redrafter_mlx.bench.measure.plan import Plan, measure
 from redrafter_mlx.bench.show.tables import shape_words
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.bench.options import BenchOptions, Loading
@@ -51,8 +51,13 @@ class Outcome(NamedTuple):
 Inspect = Callable[[Mapping[str | None, Redrafter], Sequence[Answer]], None]
 """Callback that inspects the answers of one loading while its models are in memory."""
 
+Prepare = Callable[[Mapping[str | None, Redrafter], Plan, Runner], Plan]
+"""Callback that returns the plan to measure, given one loading's models and their first plan."""
 
-def run_session(options: BenchOptions, inspect: Inspect | None = None) -> Outcome:
+
+def run_session(
+    options: BenchOptions, inspect: Inspect | None = None, prepare: Prepare | None = None
+) -> Outcome:
     """Measure all loadings in turn; after Ctrl-C or an error the result covers what was finished.
 
     Raises KeyboardInterrupt or the error if no answer was finished.
@@ -60,10 +65,15 @@ def run_session(options: BenchOptions, inspect: Inspect | None = None) -> Outcom
     if launched_rank():
         load_drafters(options, options.loadings[0])  # never returns: only rank 0 writes the file
     with answers_file(options.answers, Answer.from_dict) as file:
-        return _run(options, file, inspect)
+        return _run(options, file, inspect, prepare)
 
 
-def _run(options: BenchOptions, file: LinesFile[Answer] | None, inspect: Inspect | None) -> Outcome:
+def _run(
+    options: BenchOptions,
+    file: LinesFile[Answer] | None,
+    inspect: Inspect | None,
+    prepare: Prepare | None,
+) -> Outcome:
     machine, began = Machine.here(), ProcessorTime.now()
     models: list[LoadedModel] = []
     notes: list[str] = []
@@ -76,7 +86,7 @@ def _run(options: BenchOptions, file: LinesFile[Answer] | None, inspect: Inspect
             models += here
             notes += drafter_notes(loading, drafters)
             before = len(answers)
-            notes += _measure(options, drafters, file, machine, here, answers)
+            notes += _measure(options, drafters, file, machine, here, answers, prepare)
             if inspect is not None:
                 inspect(drafters, answers[before:])
             notes += filter(None, [exchange_note(next(iter(drafters.values())))])
@@ -118,7 +128,7 @@ def end_note(
     if isinstance(end, RedrafterError):
         return f"ended by an error: {end}"
     on = f"; the same command resumes where {options.answers} ends" if options.answers else ""
-    whole = len(options.chosen) * len(options.loadings)
+    whole = options.prompts * len(options.loadings)
     count = "" if asked is None else f"{asked} of {whole} " if whole > 1 else ""
     questions = f"{count}questions that all methods have answered"
     return f"interrupted: the figures are of the {questions}{on}"
@@ -163,6 +173,7 @@ def _measure(
     machine: Machine,
     models: Sequence[LoadedModel],
     answers: list[Answer],
+    prepare: Prepare | None,
 ) -> list[str]:
     """Append one loading's answers: first those of the file, then the missing ones, measured.
 
@@ -177,6 +188,8 @@ def _measure(
     draft = _load_draft_model(options, first)
     runner = Runner(drafters, None if draft is None else draft.model)
     runner.check(methods, options.max_tokens)
+    if prepare is not None:
+        plan = prepare(drafters, plan, runner)
     settings = settings_of(options, machine, models, draft)
     wanted = {(m, p.question.id, r) for _, p, m, r in plan.order()}
     before = [a for a in (matching(file, dtype, settings) if file else ()) if a.key[1:] in wanted]

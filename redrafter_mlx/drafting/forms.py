@@ -70,12 +70,13 @@ class DrafterFolder:
         If the target's fingerprint is known, the drafter is calibrated.
         """
         files = open_files(self.path, self.bits, self.asked)
-        drafter = self._load(files, target)
-        if self.target_fingerprint is None:
-            return drafter
-        config = json.dumps(files.config, sort_keys=True)
-        key = f"{self.target_fingerprint} {target.dtype} {self.bits} {config}"
-        return calibrated(drafter, target, tokenizer, files.tensors, key)
+        drafter: Drafter = self._load(files, target)
+        if self.target_fingerprint is not None:
+            config = json.dumps(files.config, sort_keys=True)
+            key = f"{self.target_fingerprint} {target.dtype} {self.bits} {config}"
+            drafter = calibrated(drafter, target, tokenizer, files.tensors, key)
+        drafter.folder = self.path
+        return drafter
 
     def load(self, target: Target) -> LevelDrafter:
         """Load the drafter exactly as its files describe it, without calibration."""

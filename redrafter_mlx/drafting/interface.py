@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar, Protocol, TypeAlias
 
 import mlx.core as mx
@@ -120,6 +121,7 @@ class Drafter(ABC):
 
     note: one line for the user on how it drafts, if there is something to say
     tree: the static tree that is the only shape it drafts; None if it drafts any shape
+    folder: the folder that it was loaded from; None for any other, and for two together
     well_formed: whether its beams are known to be as `Beams` describes them. Others are repaired,
                  see `Checked`. A class declares it for itself alone, `class Form(Drafter,
                  well_formed=True)`: classes that derive from it may draft anything
@@ -127,6 +129,7 @@ class Drafter(ABC):
 
     note: str | None = None
     tree: StaticTree | None = None
+    folder: Path | None = None
     well_formed: ClassVar[bool] = False
 
     def __init_subclass__(cls, *, well_formed: bool = False) -> None:

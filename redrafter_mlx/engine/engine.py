@@ -104,8 +104,8 @@ class Redrafter:
             self.tuning = Tuner(model, self.target, self.drafter)
         self.limits = engine or EngineOptions()
         modules = () if self.drafter is None else self.drafter.modules
-        budget = MemoryBudget(self.target, self.limits, modules)
-        parts = self.target, self.tuning, self.limits, budget
+        self._memory = MemoryBudget(self.target, self.limits, modules)
+        parts = self.target, self.tuning, self.limits, self._memory
         self.thread = thread or ComputeThread()
         self._worker = Worker(lambda: Scheduler(*parts), self.target.lock, self.thread)
         weakref.finalize(self, self._worker.close)
@@ -320,6 +320,11 @@ class Redrafter:
         if self._tree is not None and chosen.draft:
             self._tree.shape_for(chosen)
         return chosen
+
+    def fits(self, prompts: Sequence[Sequence[int]], options: GenerationOptions) -> bool:
+        """Whether answers to all these prompts [tokens] fit in memory at once; none runs."""
+        shape = self.shape_of(options, len(prompts[0])) or self.beam_shape
+        return self._memory.fits([Request(tuple(ids), options) for ids in prompts], shape.nodes)
 
     def respond(self, request: Request) -> Generator[Response, None, None]:
         """Yield the responses to one request."""

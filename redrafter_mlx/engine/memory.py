@@ -47,6 +47,13 @@ class MemoryBudget:
         self.prefix_bytes = free // _PREFIX_SHARE if given is None else given
         self._slot = _slot_bytes(target)  # until an answer's cache, its drafter's too, was measured
 
+    def fits(self, requests: Sequence[Request], nodes: int) -> bool:
+        """Whether all these answers fit at once, with trees of so many nodes, if none runs now."""
+        more = max(nodes - _NODES, 0)
+        slots = [self.slots(request) + more for request in requests]
+        work = self._work * more * len(requests) // _NODES
+        return self.excess(self.needed(slots[0], slots[1:]) + work) <= 0
+
     def learn(self, cache: SequenceCache) -> None:
         """Measure the bytes of a cache slot in one sequence's cache."""
         self._slot = cache.nbytes / max(cache.target.capacity, 1)

@@ -1,0 +1,58 @@
+"""`bench --paper` in tests: a tiny model in place of every other, and two short questions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import byte_model, byte_tokenizer, random_drafter, tiny_source
+
+from redrafter_mlx.cli import main, options
+from redrafter_mlx.drafting.checkpoint import save_drafter
+from redrafter_mlx.drafting.interface import Bindable
+from redrafter_mlx.engine.engine import Redrafter
+
+SOURCE = tiny_source()
+
+
+def tiny_redrafter(drafter: str = "random") -> Redrafter:
+    """Return a tiny model with the drafter in this folder, or a random one for any other name."""
+    drafts: Bindable | str = random_drafter(seed=1, vocab_size=258)
+    if Path(drafter.removesuffix("+lookup")).is_dir():
+        drafts = drafter
+    return Redrafter(byte_model(), byte_tokenizer(), drafts, source=SOURCE)
+
+
+@pytest.fixture(autouse=True)
+def loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load a tiny model in place of every other one."""
+    monkeypatch.setattr(options, "load_model", lambda asked, *_: tiny_redrafter(asked.drafter))
+
+
+def asking(tmp_path: Path) -> list[str]:
+    """Return options for two short questions, which are answered quickly."""
+    path = tmp_path / "questions.jsonl"
+    path.write_text('{"prompt": "one", "dataset": "helpful"}\n{"prompt": "two and more"}\n')
+    return ["--questions", str(path), "--max-tokens", "6", "--dtype", "float32"]
+
+
+def paper(capsys: pytest.CaptureFixture[str], table: str, *arguments: str) -> dict[str, Any]:
+    assert main.run(["bench", "--paper", table, *arguments, "-o", "json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
+
+
+def columns(table: dict[str, Any], *names: str) -> list[tuple[str, ...]]:
+    at = [table["columns"].index(name) for name in names]
+    return [tuple(row[i] for i in at) for row in table["rows"]]
+
+
+def trained_folder(folder: Path, labels: str, learning_rate: float) -> str:
+    save_drafter(random_drafter(seed=2, vocab_size=258), folder)
+    (folder / "train.toml").write_text(
+        f'data = "x"\nlabels = "{labels}"\n[drafter]\nform = "recurrent"\n'
+        f"[training]\nlearning_rate = {learning_rate}\n"
+    )
+    return str(folder)
