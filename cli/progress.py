@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from redrafter_mlx.cli.terminal import one_line
@@ -91,6 +91,10 @@ class Stage:
     _done: int = 0
     _note: str = ""
     _began: tuple[int, float] | None = None  # amount at the first update, and its time
+    _entered: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._entered = self.clock()
 
     def update(self, done: int, total: int | None = None, note: str = "") -> None:
         """Set the amount done; the rate excludes what was done before the first call."""
@@ -99,11 +103,15 @@ class Stage:
         self._done, self.total, self._note = done, total or self.total, note
 
     def line(self) -> str:
-        """Return e.g. `writing the corpus: 4,000 of 9,000 tokens, 3 texts, about 4 min to go`."""
+        """Return e.g. `writing the corpus: 4,000 of 9,000 tokens, 3 texts, about 4 min to go`.
+
+        Where the time to go is not known, it has the time so far: no line is that before it.
+        """
+        so_far = f"{self.clock() - self._entered:.0f} s so far"
         if not self.unit:
-            return f"{self.activity} ..."
+            return f"{self.activity} ... {so_far}"
         whole = "" if self.total is None else f" of {self.total:,}"
-        to_go = "time to go not known yet"
+        to_go = f"{so_far}, time to go not known yet"
         before, began = self._began or (0, 0.0)
         if self.total is not None and self._done > before:
             seconds = (self.clock() - began) * (self.total - self._done) / (self._done - before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -30,7 +31,7 @@ from redrafter_mlx.cli.progress import (
     progress_lines,
 )
 from redrafter_mlx.cli.terminal import INTERRUPTED, StopKey, one_line
-from redrafter_mlx.distill.corpus.folder import CorpusSize
+from redrafter_mlx.distill.corpus.folder import CorpusSize, describe_left_out
 from redrafter_mlx.distill.estimate import Estimate
 from redrafter_mlx.distill.evaluation.speed import MeasuredRow, verdict
 from redrafter_mlx.distill.hours import Schedule
@@ -156,20 +157,27 @@ def _write(run: TrainingRun, console: Console, schedule: Schedule | None) -> Cor
 
     def show(now: CorpusSize) -> None:
         nonlocal before
-        before = now.answer_tokens if before is None else before
-        rate = (now.answer_tokens - before) / max(time.monotonic() - began, 1e-9)
-        note = f"{now.texts} texts, {human_size(now.bytes)} on disk, {rate:.0f} tok/s"
+        written = now.answer_tokens + sum(block.answer_tokens for block in now.started)
+        before = written if before is None else before
+        rate = max(0, written - before) / max(time.monotonic() - began, 1e-9)
+        notes = [f"{now.texts} texts", f"{human_size(now.bytes)} on disk", f"{rate:.0f} tok/s"]
+        prompts = sum(block.prompt_tokens for block in now.started if not block.answer_tokens)
+        if prompts:
+            notes.append(f"{prompts:,} tokens of prompts")
+        left_out = sum((block.left_out for block in now.started), Counter(now.left_out))
+        if left_out:
+            notes.append(f"left out: {describe_left_out(left_out)}")
         if schedule is not None:
             schedule.save_now_and_then()
-            note += f", {_ends(schedule.to_go())}"
-        update(min(now.answer_tokens, wanted), note=note)
+            notes.append(_ends(schedule.to_go()))
+        update(min(written, wanted), note=", ".join(notes))
 
     with _stage(console, "writing the corpus", "tokens", wanted) as update:
         return run.write(show, schedule.writing_is_over if schedule else lambda: False)
 
 
 def _print_corpus(corpus: CorpusSize, run: TrainingRun, console: Console, *, planned: bool) -> None:
-    left = ", ".join(f"{n} {why}" for why, n in sorted(corpus.left_out.items())) or "nothing"
+    left = describe_left_out(corpus.left_out) or "nothing"
     console.print(
         f"corpus: {corpus.texts} texts, {corpus.answer_tokens} answer tokens, "
         f"{corpus.read_tokens} tokens read, "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import mlx.core as mx
 import pytest
 from tiny import byte_model, byte_tokenizer, random_model
 
+from redrafter_mlx.distill.corpus.block_progress import BlockProgress
 from redrafter_mlx.distill.corpus.filters import EXCLUDED, Exclusions
 from redrafter_mlx.distill.corpus.prompts import user_turns
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation, read_conversations
@@ -132,12 +132,12 @@ def test_an_excluded_question_that_the_target_writes_itself_is_not_asked(
     written = ["What is a ship?", f"So, {LONG}", "And at night?", "Why is the sea salt?"]
     drawn = [[tokenizer.encode(text) for text in written]]
     monkeypatch.setattr(user_turns, "write_turns", lambda *_: drawn)
-    left_out: Counter[str] = Counter()
+    progress = BlockProgress()
     user = user_turns.UserTurns(Target(random_model()), tokenizer, excluded)
     prefix = user_turns.TurnPrefix(Conversation(()), 4)
-    (found,) = user.draw([prefix], 1.0, mx.random.key(0), left_out)
+    (found,) = user.draw([prefix], 1.0, mx.random.key(0), progress)
     assert found == [written[0], written[3]]
-    assert left_out[EXCLUDED] == 2
+    assert progress.left_out[EXCLUDED] == 2
 
 
 @pytest.mark.parametrize(
@@ -174,6 +174,6 @@ def test_short_questions_of_dense_scripts_are_kept(monkeypatch: pytest.MonkeyPat
     )
     user = user_turns.UserTurns(Target(random_model()), tokenizer)
     (found,) = user.draw(
-        [user_turns.TurnPrefix(Conversation(()), 3)], 1.0, mx.random.key(0), Counter()
+        [user_turns.TurnPrefix(Conversation(()), 3)], 1.0, mx.random.key(0), BlockProgress()
     )
     assert found == [written[0], written[2]]

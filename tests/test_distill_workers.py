@@ -5,24 +5,29 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 from test_train_cli import save_folder
 from waiting import DEADLINE, wait_for
 
 from redrafter_mlx.distill.corpus import workers
 from redrafter_mlx.distill.corpus.folder import CorpusGoal, CorpusJob, CorpusSize
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
+from redrafter_mlx.distill.corpus.reader import Reader
 from redrafter_mlx.distill.corpus.workers import write_corpus
+from redrafter_mlx.distill.corpus.writer import Writer
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.runtime.atomic_write import atomic_write, remove_abandoned
+from redrafter_mlx.target.model import Target
 
 PARENT = """
 import sys
@@ -87,20 +92,52 @@ def test_two_processes_write_the_blocks_of_one(job: CorpusJob) -> None:
         assert all(mx.array_equal(got[name], tensor) for name, tensor in want.items())
 
 
-def test_a_process_that_ends_early_is_an_error_and_whole_blocks_are_kept(
+def test_a_workers_error_is_one_line_and_whole_blocks_are_kept(
     job: CorpusJob, capfd: pytest.CaptureFixture[str]
 ) -> None:
     loaded = load_target(job.job.model, dtype="float32", offline=True)
     write_corpus(job, replace(GOAL, answer_tokens=1), 1, loaded)
     kept = blocks(job.folder)
     assert "block-000000.safetensors" in kept
-    goal = replace(GOAL, answer_tokens=10**6)
-    (Path(job.job.model) / "model.safetensors").write_bytes(b"damaged")
+    goal, weights = replace(GOAL, answer_tokens=400), Path(job.job.model) / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(b"damaged")
     capfd.readouterr()
-    with pytest.raises(RedrafterError, match="ended early; its message is above"):
+    with pytest.raises(RedrafterError, match=r"model\.safetensors.*; the same command resumes"):
         write_corpus(job, goal, 2)
-    assert "model.safetensors" in capfd.readouterr().err
+    assert capfd.readouterr().err == ""
     assert blocks(job.folder) == kept
+    weights.write_bytes(whole)
+    assert write_corpus(job, goal, 2).answer_tokens >= 400
+
+
+@pytest.mark.parametrize("workers_", [1, 2])
+def test_progress_moves_within_a_block(
+    workers_: int, job: CorpusJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = _SlowJob(**vars(job))
+    seen: list[CorpusSize] = []
+    loaded = load_target(job.job.model, dtype="float32", offline=True) if workers_ == 1 else None
+    monkeypatch.setattr(workers, "_POLL", 0.01)
+    write_corpus(slow, replace(GOAL, answer_tokens=1), workers_, loaded, seen.append)
+    first = [sum(b.answer_tokens for b in size.started) for size in seen if size.blocks == 0]
+    assert len({*first}) > 2
+
+
+@dataclass(frozen=True)
+class _SlowJob(CorpusJob):
+    """A job whose target takes a while for each token, in every process."""
+
+    def source(self, target: Target, tokenizer: TokenizerWrapper) -> Writer | Reader:
+        logits = target.logits
+
+        def slowly(hidden: mx.array) -> mx.array:
+            time.sleep(0.05)
+            return logits(hidden)
+
+        target.logits = slowly  # type: ignore[method-assign]
+        workers._POLL = 0.01
+        return super().source(target, tokenizer)
 
 
 def is_running(process: int) -> bool:

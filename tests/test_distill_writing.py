@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
@@ -26,6 +25,7 @@ from tiny import (
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus import generation
 from redrafter_mlx.distill.corpus import reader as reader_module
+from redrafter_mlx.distill.corpus.block_progress import BlockProgress
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.filters import NOTHING, loop_start
 from redrafter_mlx.distill.corpus.folder import CorpusGoal, CorpusSize
@@ -199,11 +199,11 @@ def test_prompts_continue_their_starters_and_each_starter_comes_in_turn() -> Non
     assert draw_starters(9, "a") == draw_starters(9, "a") != draw_starters(9, "b")
     said = Conversation(("hi",), ("ho",), "be brief")
     openings = [TurnPrefix(Conversation(()), 40, "Compare"), TurnPrefix(said, 20)]
-    left_out = Counter[str]()
-    begun, free = UserTurns(target, tokenizer).draw(openings, 5.0, mx.random.key(0), left_out)
+    block = BlockProgress()
+    begun, free = UserTurns(target, tokenizer).draw(openings, 5.0, mx.random.key(0), block)
     assert all(turn.startswith("Compare") for turn in begun)
     assert not any(turn.startswith("Compare") for turn in free)
-    assert len(begun) + len(free) + left_out.total() == 60
+    assert len(begun) + len(free) + block.left_out.total() == 60
     assert begun
 
 
@@ -475,7 +475,7 @@ def test_a_later_turn_follows_the_whole_answer_before_it(
 
 
 def test_a_corpus_whose_blocks_stay_empty_is_given_up() -> None:
-    goal = CorpusGoal(1000, 10**9, least_blocks=2)
+    goal = CorpusGoal(1000, 10**9, least_blocks=2, max_empty=5)
     left = {"prompt too long": 12}
     assert not goal.reached(CorpusSize(4, 0, 0, 0, 0, 100, left))
     with pytest.raises(BadInputError, match="12 prompt too long"):

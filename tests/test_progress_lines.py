@@ -111,6 +111,15 @@ def test_a_line_has_what_is_done_and_the_time_to_go() -> None:
     assert stage.line() == "writing: 3,000 of 9,000 tokens, 7 texts, about 6 min to go"
 
 
+@pytest.mark.parametrize("unit", ["", "tokens"])
+def test_no_line_of_a_stage_repeats_the_one_before(unit: str) -> None:
+    now = 0.0
+    stage, lines = Stage("planning", unit, 9000, clock=lambda: now), []
+    for now in (30.0, 60.0, 90.0):  # noqa: B007
+        lines.append(stage.line())
+    assert len({*lines}) == 3
+
+
 def test_what_was_done_before_counts_in_no_rate() -> None:
     now = 0.0
     stage = Stage("training", "steps", clock=lambda: now)
@@ -128,7 +137,7 @@ def test_lines_come_while_nothing_is_done_and_end_with_the_stage() -> None:
     written = len(lines)
     time.sleep(0.05)
     assert len(lines) == written
-    assert set(lines) == {"loading ..."}
+    assert all(re.fullmatch(r"loading \.\.\. \d+ s so far", line) for line in lines)
     assert signature(progress_lines).parameters["every"].default <= 30
 
 

@@ -19,7 +19,13 @@ from redrafter_mlx.distill.corpus.examples import (
     sample_texts,
 )
 from redrafter_mlx.distill.corpus.filters import EXCLUDED
-from redrafter_mlx.distill.corpus.folder import CorpusGauge, CorpusGoal, CorpusJob, CorpusSize
+from redrafter_mlx.distill.corpus.folder import (
+    MORE_EMPTY,
+    CorpusGauge,
+    CorpusGoal,
+    CorpusJob,
+    CorpusSize,
+)
 from redrafter_mlx.distill.corpus.prompts.given_texts import corpus_key, read_given
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.corpus.workers import write_corpus
@@ -200,7 +206,16 @@ class TrainingRun:
         """
         job, corpus = self.job, self.corpus_job
         least = min(job.answer_tokens, 2 * job.training.batch)
-        goal = CorpusGoal(job.answer_tokens, job.cache_bytes, self.least_blocks, least, stop)
+        # A block of the target's own prompts is like all others; given ones may be odd.
+        given = bool(self.given.conversations)
+        goal = CorpusGoal(
+            job.answer_tokens,
+            job.cache_bytes,
+            self.least_blocks,
+            max_empty=self.least_blocks + MORE_EMPTY if given else 1,
+            least_tokens=least,
+            stop=stop,
+        )
         if self.ranks is None or self.ranks.leads:
             check_disk(corpus, goal, self.recipe, self.target, self.loaded.tokenizer, self._source)
         written = write_corpus(corpus, goal, self.plan.workers, self.loaded, progress, self.ranks)

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from redrafter_mlx.distill.corpus.block_progress import BlockProgress
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.filters import NOTHING, Exclusions
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
+from redrafter_mlx.distill.corpus.prompts.user_turns import UNFINISHED
 from redrafter_mlx.distill.corpus.reader import Reader
 from redrafter_mlx.distill.corpus.shards import summarise_shard
 from redrafter_mlx.distill.corpus.writer import Writer
@@ -23,8 +25,8 @@ from redrafter_mlx.target.model import Target
 _LEAST_FILLED = 2
 """Minimum number of blocks with texts: to hold one out, and to train on another."""
 
-_MOST_EMPTY = 3
-"""Writing is given up after this many empty blocks in addition to those that are needed."""
+MORE_EMPTY = 3
+"""Blocks of given prompts or answers that may be empty, in addition to those that are needed."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class CorpusSize:
       request finds the same corpus even if more has been written
     filled: number of blocks that hold texts
     read_tokens: tokens that are trained on, of prompts and of texts that are only read
+    started: the blocks that are being written
     """
 
     blocks: int
@@ -76,12 +79,14 @@ class CorpusSize:
     texts: int
     bytes: int
     left_out: Mapping[str, int]
+    started: tuple[BlockProgress, ...] = ()
 
 
 @dataclass(frozen=True)
 class CorpusGoal:
     """When a corpus is large enough: it holds `answer_tokens`, or takes `max_bytes` on the disk.
 
+    max_empty: writing is given up if this many blocks are there and none holds a text
     least_blocks: it has as many, unless they take more than `max_bytes`
     least_tokens: with these blocks and as many answer tokens, it is large enough if `stop()`
     """
@@ -89,16 +94,18 @@ class CorpusGoal:
     answer_tokens: int
     max_bytes: int
     least_blocks: int = 0
+    max_empty: int = MORE_EMPTY
     least_tokens: int = 0
     stop: Callable[[], bool] = lambda: False
 
     def reached(self, size: CorpusSize) -> bool:
         """Whether a corpus is large enough; raises BadInputError if its blocks stay empty."""
-        if size.filled == 0 and size.blocks >= self.least_blocks + _MOST_EMPTY:
-            why = ", ".join(f"{n} {reason}" for reason, n in size.left_out.items())
+        if size.filled == 0 and size.blocks >= self.max_empty:
+            first = f"first {size.blocks} blocks" if size.blocks > 1 else "first block"
+            why = describe_left_out(size.left_out) or "nothing was written"
             raise BadInputError(
-                f"the first {size.blocks} blocks of the corpus hold no text to train on "
-                f"({why or 'nothing was written'}); give other prompts or limits of their length"
+                f"no text to train on in the {first} of the corpus (left out: {why}); "
+                f"{_advice(size.left_out)}"
             )
         if size.bytes >= self.max_bytes:
             return True
@@ -117,6 +124,21 @@ class CorpusGoal:
                 f"few to train on; "
                 + ("raise cache_bytes" if full else f"{data} has no more of use")
             )
+
+
+def describe_left_out(left_out: Mapping[str, int]) -> str:
+    """Return text such as `40 prompt unfinished, 3 answer too short`."""
+    return ", ".join(f"{n:,} {why}" for why, n in sorted(left_out.items()))
+
+
+def _advice(left_out: Mapping[str, int]) -> str:
+    """Return what to do if everything is left out, by the most frequent reason."""
+    if max(left_out, key=left_out.__getitem__, default="") == UNFINISHED:
+        return (
+            "this model does not end the prompts that it writes, as models before instruction "
+            "tuning do not; give prompts with --prompts FILE, or texts with --data FILE"
+        )
+    return "give other prompts or limits of their length"
 
 
 class CorpusGauge:

@@ -7,7 +7,7 @@ is kept with it, so that no second pass has to compute it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,10 @@ GPU those of all sizes together would fill it."""
 
 _CACHE_STEP = 32
 """Number of cache slots by which a batch's cache grows."""
+
+
+Count = Callable[[int], object]
+"""Called at each step with the number of tokens that were written."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ def write_answers(
     key: mx.array | None = None,
     stop_at_loops: bool = True,
     room: int | None = None,
+    count: Count = lambda _: None,
 ) -> list[Written]:
     """Write the first prompt's answers, one for each of `openings`, then the second's, ...
 
@@ -105,6 +110,7 @@ def write_answers(
         mx.random.key(0) if key is None else key,
         room,
         stop_at_loops,
+        count,
     )
     answers = []
     for row in written:
@@ -130,6 +136,7 @@ def write_turns(
     temperature: float,
     key: mx.array,
     room: int | None = None,
+    count: Count = lambda _: None,
 ) -> list[list[list[int]]]:
     """Draw `counts[i]` texts after prefix i, as a user would write them there; see `write_answers`.
 
@@ -143,7 +150,8 @@ def write_turns(
         for _ in range(count)
     ]
     grouped: list[list[list[int]]] = [[] for _ in prefixes]
-    for row in _write(target, prefixes, rows, eos, temperature, key, room, stop_at_loops=True):
+    written = _write(target, prefixes, rows, eos, temperature, key, room, True, count)
+    for row in written:
         if len(row.tokens) > 1 and row.tokens[-1] in eos:
             grouped[row.prompt].append(row.tokens[:-1])
     return grouped
@@ -207,6 +215,7 @@ def _write(
     key: mx.array,
     room: int | None,
     stop_at_loops: bool,
+    count: Count,
 ) -> Iterator[_Row]:
     """Write the rows, of which those after one prompt are neighbours, in batches; yield each row.
 
@@ -221,7 +230,7 @@ def _write(
         size = min(size, max(1, room // row_bytes(target, columns)))
     while rows:
         some, rows = rows[:size], rows[size:]
-        _Batch(target, prompts, some, keys[:size]).write(eos, temperature, stop_at_loops)
+        _Batch(target, prompts, some, keys[:size]).write(eos, temperature, stop_at_loops, count)
         keys = keys[size:]
         yield from some
 
@@ -263,7 +272,9 @@ class _Batch:
             layer.filter(index)
         self.hidden = self.hidden[index]
 
-    def write(self, eos: Collection[int], temperature: float, stop_at_loops: bool) -> None:
+    def write(
+        self, eos: Collection[int], temperature: float, stop_at_loops: bool, count: Count
+    ) -> None:
         """Write each row until it ends, reaches its limit or loops."""
         for at in range(max(row.limit for row in self.rows)):
             if mx.get_cache_memory() > _MOST_CACHED:
@@ -279,6 +290,7 @@ class _Batch:
             mx.async_eval(self.hidden)
             tokens: list[int] = chosen.tolist()  # type: ignore[assignment]
             states = to_host(before) if self.rows[0].keep_states else None
+            count(sum(row.open for row in self.rows))
             for slot, row in enumerate(self.rows):
                 if row.open:
                     row.tokens.append(tokens[slot])

@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from redrafter_mlx.distill.corpus.block_progress import BlockProgress
 from redrafter_mlx.distill.corpus.filters import MIN_ANSWER, REFUSED
 from redrafter_mlx.distill.corpus.hidden_states import teacher_forced_states
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
@@ -59,11 +60,17 @@ class Reader:
         """Return True, since each conversation is read once."""
         return True
 
-    def write(self, block: int) -> Shard:
-        """Return the texts of one block: each answer, after the turns before it."""
-        left_out: Counter[str] = Counter()
+    def write(self, block: int, progress: BlockProgress | None = None) -> Shard:
+        """Return the texts of one block: each answer, after the turns before it.
+
+        progress: counts while the block is being read
+        """
+        progress, texts = progress or BlockProgress(), list[Text]()
         some = self.conversations[block * self.batch : (block + 1) * self.batch]
-        return Shard([self._read(*text) for text in self._usable(some, left_out)], left_out)
+        for prompt, answer in self._usable(some, progress.left_out):
+            texts.append(self._read(prompt, answer))
+            progress.count_answers(len(answer))
+        return Shard(texts, progress.left_out)
 
     def sample(self, texts: int) -> list[Text]:
         """Read a sample of `texts` texts, evenly spread, to measure how long reading takes."""

@@ -17,12 +17,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from multiprocessing.process import BaseProcess
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import mlx.core as mx
 
+from redrafter_mlx.distill.corpus.block_progress import BlockProgress
 from redrafter_mlx.distill.corpus.folder import CorpusGauge, CorpusGoal, CorpusJob, CorpusSize
 from redrafter_mlx.distill.corpus.shards import save_shard
 from redrafter_mlx.distributed.group import Ranks
@@ -30,7 +30,7 @@ from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.atomic_write import atomic_write, remove_abandoned
 from redrafter_mlx.runtime.blas import THREAD_VARIABLES
-from redrafter_mlx.runtime.child_process import start_child
+from redrafter_mlx.runtime.child_process import Child, Send, start_child
 from redrafter_mlx.runtime.environment import environment
 from redrafter_mlx.target.model import Target
 
@@ -61,45 +61,62 @@ def write_corpus(
     progress(gauge.size())
     if ranks is None and gauge.enough():
         return gauge.size()
-    with _reported(progress, gauge):
-        if loaded is None or (ranks is None and workers > 1):
-            _write_in_processes(job, workers, gauge)
-        elif ranks is None:
-            BlockWriter(job, loaded).write_every(0, 1, gauge.enough)
+    if loaded is None or (ranks is None and workers > 1):
+        _write_in_processes(job, workers, gauge, progress)
+        return gauge.size()
+    writer = BlockWriter(job, loaded)
+    with _reported(lambda: progress(replace(gauge.size(), started=(writer.started.copy(),)))):
+        if ranks is None:
+            writer.write_every(0, 1, gauge.enough)
         else:
-            _write_together(ranks, job, BlockWriter(job, loaded), gauge)
+            _write_together(ranks, job, writer, gauge)
+    progress(gauge.size())
     return gauge.size()
 
 
-def _write_in_processes(job: CorpusJob, workers: int, gauge: CorpusGauge) -> None:
+def _write_in_processes(
+    job: CorpusJob, workers: int, gauge: CorpusGauge, progress: Callable[[CorpusSize], None]
+) -> None:
     """Let worker processes write until there is enough, or all of them have ended.
 
-    Raises RedrafterError if one of them fails.
+    Raises RedrafterError, in one line, if one of them fails.
     """
-    with _started(job, workers) as processes:
-        while not gauge.enough() and any(process.exitcode != 0 for process in processes):
+    started = [BlockProgress() for _ in range(workers)]
+    with _started(job, workers) as children:
+        while not gauge.enough() and any(child.process.exitcode != 0 for child in children):
             time.sleep(_POLL)
-            if any(process.exitcode not in (None, 0) for process in processes):
-                raise RedrafterError(
-                    "a writing process ended early; its message is above, and the same "
-                    "command resumes where it stopped"
-                )
+            for worker, child in enumerate(children):
+                try:
+                    for sent in child.check():
+                        started[worker] = sent
+                except RedrafterError as error:
+                    raise RedrafterError(
+                        f"the corpus is not written to its end: {error}; the same command resumes "
+                        f"where it stopped"
+                    ) from None
+            progress(replace(gauge.size(), started=tuple(started)))
+    progress(gauge.size())
 
 
-def work(job: CorpusJob, worker: int, workers: int) -> None:
+def work(send: Send, job: CorpusJob, worker: int, workers: int) -> None:
     """Write the blocks of one worker until they are all written or this process is ended."""
     wanted = job.job
     loaded = load_target(wanted.model, dtype=wanted.dtype, quantize=wanted.quantize, offline=True)
-    BlockWriter(job, loaded).write_every(worker, workers, lambda: False)
+    writer = BlockWriter(job, loaded)
+    with _reported(lambda: send(writer.started.copy())):
+        writer.write_every(worker, workers, lambda: False)
 
 
 class BlockWriter:
-    """Writes blocks into the folder with a target in memory."""
+    """Writes blocks into the folder with a target in memory.
+
+    started: the block that is being written
+    """
 
     def __init__(self, job: CorpusJob, loaded: LoadedTarget) -> None:
         self._job, self._tokenizer = job, loaded.tokenizer
         self._target = Target(loaded.model).reading(job.extras.context)
-        self.source = job.source(self._target, loaded.tokenizer)
+        self.source, self.started = job.source(self._target, loaded.tokenizer), BlockProgress()
         self._made = {
             "writing": json.dumps(asdict(job.job.writing)), "target": loaded.source.fingerprint
         }  # fmt: skip
@@ -108,10 +125,11 @@ class BlockWriter:
         """Write the missing files of a block."""
         job, source, path = self._job, self.source, self._job.path(block)
         new = source.has_new_prompts(block) and not source.held_out(block)
-        written = None if path.exists() else source.write(block)
+        written = None if path.exists() else source.write(block, self.started)
         texts = None if written is None else written.texts
         if written is not None:  # first, so that extras are always those of the texts on disk
             save_shard(written, path, {**self._made, "block": str(block)}, self._target.dtype)
+            self.started = BlockProgress()
         job.extras.add(self._target, self._tokenizer, path, block, texts, new_prompts=new)
         mx.clear_cache()
 
@@ -164,21 +182,21 @@ def _collect(ranks: Ranks, writer: int, files: Sequence[Path]) -> None:
 
 
 @contextmanager
-def _reported(progress: Callable[[CorpusSize], None], gauge: CorpusGauge) -> Iterator[None]:
-    """Report the corpus's size from a thread, which needs no MLX, while the body writes.
+def _reported(report: Callable[[], None]) -> Iterator[None]:
+    """Call `report` now and then from a thread, which needs no MLX, while the body writes.
 
     An error of the report, such as a full disk's, is raised after the body.
     """
     done, errors = threading.Event(), list[Exception]()
 
-    def report() -> None:
+    def repeat() -> None:
         try:
             while not done.wait(_POLL):
-                progress(gauge.size())
+                report()
         except Exception as error:
             errors.append(error)
 
-    reporter = threading.Thread(target=report, daemon=True)
+    reporter = threading.Thread(target=repeat, daemon=True)
     reporter.start()
     try:
         yield
@@ -187,24 +205,23 @@ def _reported(progress: Callable[[CorpusSize], None], gauge: CorpusGauge) -> Ite
         reporter.join()
     for error in errors:
         raise error
-    progress(gauge.size())
 
 
 @contextmanager
-def _started(job: CorpusJob, workers: int) -> Iterator[list[BaseProcess]]:
+def _started(job: CorpusJob, workers: int) -> Iterator[list[Child]]:
     """Start worker processes, each with its share of the cores; terminate them on exit.
 
     Terminating them is safe at any moment, because shards are written atomically.
     """
     threads = str(max(1, (os.cpu_count() or 1) // workers))
-    processes: list[BaseProcess] = []
+    children: list[Child] = []
     with environment({name: threads for name in THREAD_VARIABLES if workers > 1}):
         try:
             for k in range(workers):
-                processes.append(start_child(work, job, k, workers))
-            yield processes
+                children.append(start_child(work, job, k, workers))
+            yield children
         finally:
-            for started in processes:
-                started.terminate()
-            for started in processes:
-                started.join()
+            for child in children:
+                child.process.terminate()
+            for child in children:
+                child.process.join()

@@ -20,6 +20,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from redrafter_mlx.distill.corpus.block_progress import BlockProgress
 from redrafter_mlx.distill.corpus.filters import (
     MIN_ANSWER,
     NOTHING,
@@ -70,12 +71,15 @@ class Writer:
 
     blocks: ClassVar[None] = None  # there is no last block
 
-    def write(self, block: int) -> Shard:
-        """Return the texts of one block, filtered, and counts of what was left out."""
-        left_out: Counter[str] = Counter()
+    def write(self, block: int, progress: BlockProgress | None = None) -> Shard:
+        """Return the texts of one block, filtered, and counts of what was left out.
+
+        progress: counts while the block is being written
+        """
+        progress = progress or BlockProgress()
         key = mx.random.key(self.options.seed * 1_000_003 + block)
         write = self._write_own if self._is_own(block) else self._write_given
-        return Shard(write(block, key, left_out), left_out)
+        return Shard(write(block, key, progress), progress.left_out)
 
     def held_out(self, block: int) -> bool:
         """Whether a block is for evaluation, never for training: one in HELD_OUT_EVERY.
@@ -118,11 +122,11 @@ class Writer:
         """Number of blocks in which all the user's prompts are asked once."""
         return -(-len(self.prompts) // self._part_size)
 
-    def _write_given(self, block: int, key: mx.array, left_out: Counter[str]) -> list[Text]:
+    def _write_given(self, block: int, key: mx.array, progress: BlockProgress) -> list[Text]:
         """Write answers to the next of the user's prompts, with other openings in each round."""
         round_, part = self._round_and_part(block)
         openings = tuple(n + 3 * round_ for n in self.options.openings)
-        return self._converse(self._given_parts[part], openings, key, left_out)
+        return self._converse(self._given_parts[part], openings, key, progress)
 
     @cached_property
     def _given_parts(self) -> list[list[Conversation]]:
@@ -148,7 +152,7 @@ class Writer:
             parts.insert(at // size * HELD_OUT_EVERY, held_out[at : at + size])
         return parts
 
-    def _write_own(self, block: int, key: mx.array, left_out: Counter[str]) -> list[Text]:
+    def _write_own(self, block: int, key: mx.array, progress: BlockProgress) -> list[Text]:
         """Write the target's own prompts, after the opening of its chat template, and answers."""
         opt = self.options
         wanted, earlier = self._part_size, self._own_before(block)
@@ -164,43 +168,43 @@ class Writer:
         else:
             prefixes = [TurnPrefix(start, wanted * 3 // 2)]
             temperature = opt.temperature
-        turns = self._user.draw(prefixes, temperature, for_prompts, left_out)
+        turns = self._user.draw(prefixes, temperature, for_prompts, progress)
         firsts = [Conversation((turn,), system=system) for some in turns for turn in some][:wanted]
         if not firsts:
             return []
         if kind % 4 != 3:
-            return self._converse(firsts, opt.openings, for_answers, left_out)
-        return self._with_follow_ups(firsts, for_answers, for_more, left_out)
+            return self._converse(firsts, opt.openings, for_answers, progress)
+        return self._with_follow_ups(firsts, for_answers, for_more, progress)
 
     def _with_follow_ups(
         self,
         firsts: list[Conversation],
         for_answers: mx.array,
         for_more: mx.array,
-        left_out: Counter[str],
+        progress: BlockProgress,
     ) -> list[Text]:
         """Write conversations of two user turns, both written by the target."""
         opt = self.options
         asked = [(first, self._render(first.messages(0))) for first in firsts]
-        texts, answered = self._answer(asked, opt.openings, for_answers, left_out)
+        texts, answered = self._answer(asked, opt.openings, for_answers, progress)
         if not answered:
             return texts
         for_turns, for_second = mx.random.split(for_more)
         prefixes = [TurnPrefix(conversation) for conversation in answered]
-        more = self._user.draw(prefixes, opt.temperature, for_turns, left_out)
+        more = self._user.draw(prefixes, opt.temperature, for_turns, progress)
         seconds = [
             replace(first, turns=(*first.turns, turns[0]))
             for first, turns in zip(answered, more, strict=True)
             if turns
         ]
-        return texts + self._converse(seconds, opt.openings, for_second, left_out)
+        return texts + self._converse(seconds, opt.openings, for_second, progress)
 
     def _converse(
         self,
         conversations: Sequence[Conversation],
         openings: tuple[int, ...],
         key: mx.array,
-        left_out: Counter[str],
+        progress: BlockProgress,
     ) -> list[Text]:
         """Write answers to the user turns of conversations, from the first unanswered one on."""
         texts: list[Text] = []
@@ -210,16 +214,16 @@ class Writer:
                 try:
                     prompt = self._render(conversation.messages(len(conversation.answers)))
                 except BadInputError:
-                    left_out[REFUSED] += 1
+                    progress.left_out[REFUSED] += 1
                     continue
                 if len(prompt) > self.options.max_prompt_tokens:
-                    left_out["prompt too long"] += 1
+                    progress.left_out["prompt too long"] += 1
                 else:
                     asked.append((conversation, prompt))
             if not asked:
                 break
             key, noise = mx.random.split(key)
-            more, answered = self._answer(asked, openings, noise, left_out)
+            more, answered = self._answer(asked, openings, noise, progress)
             texts += more
             conversations = [c for c in answered if len(c.answers) < len(c.turns)]
         return texts
@@ -229,7 +233,7 @@ class Writer:
         asked: Sequence[tuple[Conversation, list[int]]],
         openings: tuple[int, ...],
         key: mx.array,
-        left_out: Counter[str],
+        progress: BlockProgress,
     ) -> tuple[list[Text], list[Conversation]]:
         """Write answers to conversations, given with their tokens, one for each of `openings`.
 
@@ -245,6 +249,7 @@ class Writer:
             temperature=self.options.opening_temperature,
             key=key,
             room=self.room,
+            count=progress.count_answers,
         )
         answered = []
         for (conversation, prompt), first in zip(asked, written[:: len(openings)], strict=True):
@@ -252,7 +257,7 @@ class Writer:
                 tokens = [*first.prompt, *first.answer.tolist()][len(prompt) : -1]
                 answers = (*conversation.answers, self.tokenizer.decode(tokens))
                 answered.append(replace(conversation, answers=answers))
-        return self._filtered(written, left_out), answered
+        return self._filtered(written, progress.left_out), answered
 
     @property
     def _user(self) -> UserTurns:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from redrafter_mlx.distill.corpus.block_progress import BlockProgress
 from redrafter_mlx.distill.corpus.filters import EXCLUDED, NOTHING, Exclusions
 from redrafter_mlx.distill.corpus.generation import write_turns
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
@@ -21,6 +21,9 @@ TURN_TOKENS = 64
 """Maximum number of tokens of a turn; a turn that has not ended by then is left out."""
 
 _MIN_BYTES = 8
+
+UNFINISHED = "prompt unfinished"
+"""The reason under which turns are counted that do not end."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +53,25 @@ class UserTurns:
         prefixes: Sequence[TurnPrefix],
         temperature: float,
         key: mx.array,
-        left_out: Counter[str],
+        block: BlockProgress,
     ) -> list[list[str]]:
         """Draw turns for each prefix; return them with their starters.
 
-        Duplicates and excluded turns are left out and counted in `left_out`.
+        Duplicates and excluded turns are left out, and counted in `block`.
         """
+        left_out = block.left_out
         eos, counts = set(self.tokenizer.eos_token_ids), [prefix.count for prefix in prefixes]
         starts = [self._template_up_to(prefix) for prefix in prefixes]
         drawn = write_turns(
-            self.target, starts, counts, eos, TURN_TOKENS, temperature, key, self.room
+            self.target,
+            starts,
+            counts,
+            eos,
+            TURN_TOKENS,
+            temperature,
+            key,
+            self.room,
+            block.count_prompts,
         )
         found: list[list[str]] = []
         seen: set[str] = set()
@@ -75,7 +87,7 @@ class UserTurns:
                 else:
                     seen.add(text)
                     kept.append(text)
-            left_out["prompt unfinished"] += prefix.count - len(group)
+            left_out[UNFINISHED] += prefix.count - len(group)
             found.append(kept)
         return found
 
