@@ -52,6 +52,10 @@ class TrainOptions:
     labels: Annotated[str | None, Flag(
         "With --data: train on what the target would answer at each position, or on the answers. "
         "[default: target]", "target|data", _CORPUS)] = None
+    raw: Annotated[bool, Flag(
+        "Use the texts of --prompts and --data as they are, without a chat template: --data holds "
+        "plain texts, one a line or under `text` in JSONL, and the target continues --prompts.",
+        panel=_CORPUS)] = False
     answer_tokens: Annotated[int | None, Flag(
         "Size of the corpus: 2 million is little, 10 million a lot. [default: 2000000]", "N",
         _CORPUS)] = None
@@ -106,7 +110,9 @@ class TrainOptions:
         named = {
             key: value
             for key, value in asdict(self).items()
-            if key not in ("config", "recipe", "hours") and value not in (None, ())
+            if key not in ("config", "recipe", "hours")
+            and value not in (None, ())
+            and value is not False
         }
         if self.prompts:
             named["prompts"] = [*self.prompts]

@@ -255,10 +255,13 @@ def _print_verdict(run: TrainingRun, rows: list[MeasuredRow]) -> None:
             )
         console.print(table)
     console.print(verdict(rows))
-    chat, output = ["redrafter-mlx", "chat", run.job.model], run.job.output
+    output = run.job.output
+    use = ["redrafter-mlx", "generate" if run.job.raw else "chat", run.job.model]
     if output.resolve().parent != own_shelf().resolve():  # where it needs no name
-        chat += ["--drafter", str(output.absolute())]  # `-o trained` is no name of a drafter
-    console.print(f"use it: {shlex.join(chat)}")
+        use += ["--drafter", str(output.absolute())]  # `-o trained` is no name of a drafter
+    if run.job.raw:
+        use += ["--raw", "--prompt", "Once upon a time"]
+    console.print(f"use it: {shlex.join(use)}")
 
 
 def _print_estimate(guess: Estimate, job: TrainingJob) -> None:

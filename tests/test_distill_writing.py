@@ -468,7 +468,9 @@ def test_a_later_turn_follows_the_whole_answer_before_it(
     shown: list[list[dict[str, str]]] = []
     render = Writer._render
     monkeypatch.setattr(
-        Writer, "_render", lambda self, messages: shown.append(messages) or render(self, messages)
+        Writer,
+        "_render",
+        lambda self, of, turn: shown.append(of.messages(turn)) or render(self, of, turn),
     )
     writer.write(0)
     assert [m["content"] for m in shown[-1]] == ["first", said, "second"]

@@ -23,6 +23,8 @@ class TrainingJob:
     prompts:          files of the user's own prompts
     data, labels:     a file of conversations with answers instead, and whether the labels are the
                       target's continuations or the answers
+    raw:              whether the texts of all these files are plain, without a chat template; then
+                      the target writes no prompts itself
     read:             files of texts that are only read: the target's probabilities are the labels
     exclude:          files of questions to exclude from training, see `Exclusions`
     learn_prompts:    whether to train on the target's probabilities along the prompts too
@@ -43,6 +45,7 @@ class TrainingJob:
     prompts: tuple[Path, ...] = ()
     data: Path | None = None
     labels: Labels = "target"
+    raw: bool = False
     read: tuple[Path, ...] = ()
     exclude: tuple[Path, ...] = ()
     learn_prompts: bool = True
@@ -81,6 +84,16 @@ class TrainingJob:
             raise BadInputError("labels is 'data', and there are no given answers; give --data")
         if self.prompts and self.data is not None:
             raise BadInputError("give --prompts or --data, not both")
+        if self.raw and not self.prompts and self.data is None:
+            raise BadInputError(
+                "--raw trains on plain texts, and none are given; give --data FILE, or --prompts "
+                "FILE for texts that the model continues"
+            )
+        if self.raw and self.prompts and self.writing.own_share > 0:
+            raise BadInputError(
+                f"own_share is {self.writing.own_share}, and the model writes its own prompts in "
+                f"its chat template; make it 0, or leave out --raw"
+            )
         if self.prompts and self.writing.own_share == 1:
             raise BadInputError(
                 "own_share is 1, so none of the given prompts would be asked; make it less than 1, "

@@ -48,13 +48,15 @@ def make_job(given: Mapping[str, object], output: Path, *, offline: bool = False
     """Return the job that the keys and tables of `given` describe.
 
     Three defaults depend on the source of the texts. If prompts are given, half of the prompts are
-    the target's own, and prompts are answered three times. If the target continues given answers,
-    there are no soft labels, since its probabilities there are not kept.
+    the target's own (none if they are plain texts), and prompts are answered three times. If the
+    target continues given answers, there are no soft labels, since its probabilities there are not
+    kept.
 
     Raises BadInputError naming an unknown key, or a value of the wrong type or out of range.
     """
     openings = list(OPENINGS) if given.get("prompts") else [0]
-    writing = {"own_share": 0.5 if given.get("prompts") else 1.0, "openings": openings}
+    own_share = 0.0 if given.get("raw") else 0.5 if given.get("prompts") else 1.0
+    writing = {"own_share": own_share, "openings": openings}
     continued = given.get("data") and given.get("labels", "target") == "target"
     training = {"soft_share": 0.0 if continued else 0.5}
     filled = dict(given)

@@ -70,6 +70,12 @@ TIMED_SHAPES = (BeamShape(1, 2), BeamShape(1, 3), *SHAPES)
 """Beam shapes that a drafter is timed with."""
 
 
+_WITHOUT_TEMPLATE = (
+    "train for it on plain texts: --data FILE --raw, or --prompts FILE --raw for texts that it "
+    "continues"
+)
+
+
 class TrainingRun:
     """A job with its target in memory, stage by stage: `write`, `fit`, `measure`, `finish`.
 
@@ -100,6 +106,7 @@ class TrainingRun:
             quantize=job.quantize,
             offline=job.offline,
             progress=progress,
+            chat_or=None if job.raw else _WITHOUT_TEMPLATE,
         )
         target, source = Target(self.loaded.model), self.loaded.source
         check_trees(target)

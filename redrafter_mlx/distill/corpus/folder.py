@@ -50,8 +50,9 @@ class CorpusJob:
         """Return what makes the blocks."""
         job, texts = self.job, self.conversations
         if job.data is None:
-            return Writer(target, tokenizer, texts, job.writing, self.exclude, self.room)
-        return Reader(target, tokenizer, texts, job.labels, job.training.draft_length)
+            return Writer(target, tokenizer, texts, job.writing, self.exclude, self.room, job.raw)
+        length = job.training.draft_length
+        return Reader(target, tokenizer, texts, job.labels, length, raw=job.raw)
 
     def path(self, block: int) -> Path:
         return self.folder / f"block-{block:06d}.safetensors"
@@ -136,7 +137,7 @@ def _advice(left_out: Mapping[str, int]) -> str:
     if max(left_out, key=left_out.__getitem__, default="") == UNFINISHED:
         return (
             "this model does not end the prompts that it writes, as models before instruction "
-            "tuning do not; give prompts with --prompts FILE, or texts with --data FILE"
+            "tuning do not; give plain texts: --data FILE --raw, or --prompts FILE --raw"
         )
     return "give other prompts or limits of their length"
 

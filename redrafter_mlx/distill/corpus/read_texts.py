@@ -26,10 +26,10 @@ from redrafter_mlx.decoding.prefix_cache import common_prefix
 from redrafter_mlx.distill.corpus.filters import MIN_ANSWER
 from redrafter_mlx.distill.corpus.hidden_states import teacher_forced_states
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
+from redrafter_mlx.distill.corpus.prompts.rendering import text_ids
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
-from redrafter_mlx.weights.chat import render_chat
 
 _SAMPLED = 32
 """Number of texts whose mean length is taken for that of all."""
@@ -44,10 +44,12 @@ class ReadTexts:
 
     texts:     conversations that are only read; None for the prompts
     per_block: number of them that are read with each block, as many as it has answers
+    raw:       whether the texts are plain, without a chat template
     """
 
     texts: tuple[Conversation, ...] | None = None
     per_block: int = 126
+    raw: bool = False
 
     def path(self, shard: Path) -> Path:
         """Return the path of the texts read with a shard."""
@@ -62,7 +64,7 @@ class ReadTexts:
         read, nothing = list[Text](), np.zeros(0, np.int32)
         for text in self.texts[block * self.per_block : (block + 1) * self.per_block]:
             with suppress(BadInputError):  # the chat template refuses it
-                read.append(Text(_tokens(text, tokenizer)[:_MAX_TOKENS], nothing, nothing))
+                read.append(Text(self._tokens(text, tokenizer)[:_MAX_TOKENS], nothing, nothing))
         return _new_parts(target, read)
 
     def mean_length(self, tokenizer: TokenizerWrapper) -> float:
@@ -70,12 +72,15 @@ class ReadTexts:
         lengths: list[int] = []
         for text in self._spread(_SAMPLED):
             with suppress(BadInputError):  # the chat template refuses it
-                lengths.append(min(_MAX_TOKENS, len(_tokens(text, tokenizer))))
+                lengths.append(min(_MAX_TOKENS, len(self._tokens(text, tokenizer))))
         return sum(lengths) / max(1, len(lengths))
 
     def sample(self, target: Target, tokenizer: TokenizerWrapper, texts: int) -> list[Text]:
         """Read a sample of `texts` texts, evenly spread, to measure how long reading takes."""
-        return ReadTexts(self._spread(texts), texts).of_block(target, tokenizer, 0, [])
+        return ReadTexts(self._spread(texts), texts, self.raw).of_block(target, tokenizer, 0, [])
+
+    def _tokens(self, text: Conversation, tokenizer: TokenizerWrapper) -> list[int]:
+        return text_ids(tokenizer, text, len(text.turns) - 1, raw=self.raw)
 
     def _spread(self, texts: int) -> tuple[Conversation, ...]:
         given = self.texts or ()
@@ -86,13 +91,9 @@ class ReadTexts:
         """Name of the folder, which differs for different texts."""
         if self.texts is None:
             return "prompts"
-        content = json.dumps([self.per_block, *(asdict(text) for text in self.texts)])
+        kind = [self.per_block, *(["raw"] if self.raw else [])]
+        content = json.dumps([*kind, *(asdict(text) for text in self.texts)])
         return f"read-{sha256(content.encode()).hexdigest()[:16]}"
-
-
-def _tokens(text: Conversation, tokenizer: TokenizerWrapper) -> list[int]:
-    messages = text.messages(len(text.turns) - 1, answered=True)
-    return render_chat(tokenizer, messages, add_generation_prompt=False)
 
 
 def _new_parts(target: Target, read: Sequence[Text]) -> list[Text]:

@@ -20,11 +20,11 @@ from redrafter_mlx.distill.corpus.block_progress import BlockProgress
 from redrafter_mlx.distill.corpus.filters import MIN_ANSWER, REFUSED
 from redrafter_mlx.distill.corpus.hidden_states import teacher_forced_states
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
+from redrafter_mlx.distill.corpus.prompts.rendering import prompt_ids, split_plain, text_ids
 from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY, Shard, Text
 from redrafter_mlx.distill.options import Labels
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
-from redrafter_mlx.weights.chat import render_chat
 
 _FORKS = 64
 """Number of continuations that the target generates in one call."""
@@ -37,7 +37,8 @@ class Reader:
     labels:     whether the labels are the target's continuations or the answers
     length:     T, number of tokens of each continuation, if the labels are `target`
     batch:      number of conversations in a block
-    max_tokens: longer texts are left out
+    max_tokens: longer texts are left out; plain ones are cut
+    raw:        whether the texts are plain, without a chat template
     """
 
     target: Target
@@ -47,6 +48,7 @@ class Reader:
     length: int
     batch: int = 32
     max_tokens: int = 1024
+    raw: bool = False
 
     @property
     def blocks(self) -> int:
@@ -92,7 +94,8 @@ class Reader:
     ) -> Iterator[tuple[list[int], list[int]]]:
         """Yield prompt and answer of each text that can be trained on; count the others."""
         for conversation in conversations:
-            for turn in range(len(conversation.answers)):
+            plain = self.raw and not conversation.answers
+            for turn in range(1 if plain else len(conversation.answers)):
                 try:
                     prompt, answer = self._split(conversation, turn)
                 except BadInputError:
@@ -112,9 +115,10 @@ class Reader:
 
         The answer is None if the template renders the turns before it differently with it.
         """
-        prompt = render_chat(self.tokenizer, conversation.messages(turn))
-        answered = conversation.messages(turn, answered=True)
-        whole = render_chat(self.tokenizer, answered, add_generation_prompt=False)
+        prompt = prompt_ids(self.tokenizer, conversation, turn, raw=self.raw)
+        whole = text_ids(self.tokenizer, conversation, turn, raw=self.raw)
+        if self.raw:
+            return split_plain(prompt, whole[: self.max_tokens])
         if whole[: len(prompt)] != prompt:
             return prompt, None
         answer = whole[len(prompt) :]

@@ -31,12 +31,12 @@ from redrafter_mlx.distill.corpus.filters import (
 from redrafter_mlx.distill.corpus.generation import Written, write_answers
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.prompts.prompt_starters import draw_starters
+from redrafter_mlx.distill.corpus.prompts.rendering import prompt_ids
 from redrafter_mlx.distill.corpus.prompts.user_turns import TurnPrefix, UserTurns
 from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY, Shard, Text
 from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
-from redrafter_mlx.weights.chat import render_chat
 
 _SYSTEM_MESSAGES = (
     "You are a helpful assistant.",
@@ -60,6 +60,7 @@ class Writer:
     exclude: questions that the target's own prompts must not match
     room:    bytes for the rows of a batch; None writes all rows of a block at once. The texts do
              not depend on it
+    raw:     whether the prompts are plain texts that the target continues, without a chat template
     """
 
     target: Target
@@ -68,6 +69,7 @@ class Writer:
     options: WritingOptions
     exclude: Exclusions = NOTHING
     room: int | None = None
+    raw: bool = False
 
     blocks: ClassVar[None] = None  # there is no last block
 
@@ -185,7 +187,7 @@ class Writer:
     ) -> list[Text]:
         """Write conversations of two user turns, both written by the target."""
         opt = self.options
-        asked = [(first, self._render(first.messages(0))) for first in firsts]
+        asked = [(first, self._render(first, 0)) for first in firsts]
         texts, answered = self._answer(asked, opt.openings, for_answers, progress)
         if not answered:
             return texts
@@ -212,7 +214,7 @@ class Writer:
             asked: list[tuple[Conversation, list[int]]] = []
             for conversation in conversations:
                 try:
-                    prompt = self._render(conversation.messages(len(conversation.answers)))
+                    prompt = self._render(conversation, len(conversation.answers))
                 except BadInputError:
                     progress.left_out[REFUSED] += 1
                     continue
@@ -282,14 +284,15 @@ class Writer:
                 texts.append(text.text(self.target, length))
         return texts
 
-    def _render(self, messages: list[dict[str, str]]) -> list[int]:
-        return render_chat(self.tokenizer, messages, thinking=self.options.thinking)
+    def _render(self, conversation: Conversation, turn: int) -> list[int]:
+        thinking = self.options.thinking
+        return prompt_ids(self.tokenizer, conversation, turn, raw=self.raw, thinking=thinking)
 
     @cached_property
     def _takes_system(self) -> bool:
         """Whether the chat template accepts a system message."""
         try:
-            self._render(Conversation(("?",), system=_SYSTEM_MESSAGES[0]).messages(0))
+            self._render(Conversation(("?",), system=_SYSTEM_MESSAGES[0]), 0)
         except BadInputError:
             return False
         return True

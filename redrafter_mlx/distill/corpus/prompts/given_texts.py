@@ -51,8 +51,10 @@ def read_given(job: TrainingJob) -> Given:
     asked = _read_files(job.prompts if job.data is None else (job.data,), notes)
     if job.data is None:
         asked = [replace(conversation, answers=()) for conversation in asked]
-    elif not any(conversation.answers for conversation in asked):
-        raise BadInputError(f"{job.data} holds no answers; for prompts alone use --prompts")
+    elif not job.raw and not any(conversation.answers for conversation in asked):
+        raise BadInputError(
+            f"{job.data} holds no answers; for prompts alone use --prompts, for plain texts --raw"
+        )
     read = _read_files(job.read, notes)
     random.Random(job.writing.seed).shuffle(read)  # each block reads some of every file
     asked = list(dict.fromkeys(asked))  # or one could be both held out and trained on
@@ -67,7 +69,7 @@ def read_given(job: TrainingJob) -> Given:
             )
     left_out = len(asked) + len(read) - len(conversations) - len(texts)
     only_read = [ReadTexts()] if job.learn_prompts and job.training.soft_share > 0 else []
-    only_read += [ReadTexts(tuple(texts))] if texts else []
+    only_read += [ReadTexts(tuple(texts), raw=job.raw)] if texts else []
     return Given(tuple(conversations), tuple(only_read), exclude, left_out, tuple(notes))
 
 
@@ -104,6 +106,8 @@ def corpus_key(
         key["thinking"] = job.writing.thinking
     if job.data is None and given.conversations:
         key["held out"] = "by digest"  # the prompts, which were once held out by seed
+    if job.raw:
+        key["raw"] = True
     if given.exclude.runs:  # they change the prompts that the target writes
         key["reserved"] = sorted(given.exclude.runs)
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,63 @@
+"""Conversations as token ids: in the target's chat template, or as plain text.
+
+Plain text is used as it is: system message, turns and answers one after the other, with nothing
+between them. So a model without a chat template can be trained for.
+"""
+
+from __future__ import annotations
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from redrafter_mlx.decoding.prefix_cache import common_prefix
+from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
+from redrafter_mlx.weights.chat import encode_text, render_chat
+
+_MAX_START = 32
+"""Maximum number of tokens of a plain text that are its prompt."""
+
+
+def prompt_ids(
+    tokenizer: TokenizerWrapper,
+    conversation: Conversation,
+    turn: int,
+    *,
+    raw: bool = False,
+    thinking: bool | None = None,
+) -> list[int]:
+    """Return a conversation up to the answer to user turn `turn`, to be continued with it.
+
+    Raises BadInputError if there is no chat template, or if it refuses the conversation.
+    """
+    messages = conversation.messages(turn)
+    if raw:
+        return _plain(tokenizer, messages)
+    return render_chat(tokenizer, messages, thinking=thinking)
+
+
+def text_ids(
+    tokenizer: TokenizerWrapper, conversation: Conversation, turn: int, *, raw: bool = False
+) -> list[int]:
+    """Return a conversation up to user turn `turn`, and its answer if there is one.
+
+    Raises as `prompt_ids`.
+    """
+    messages = conversation.messages(turn, answered=True)
+    if raw:
+        return _plain(tokenizer, messages)
+    return render_chat(tokenizer, messages, add_generation_prompt=False)
+
+
+def split_plain(prompt: list[int], whole: list[int]) -> tuple[list[int], list[int]]:
+    """Return a plain text as prompt and answer.
+
+    A text without an answer is an answer to its own first tokens. A token may cross the end of a
+    prompt; it is the answer's.
+    """
+    at = common_prefix(prompt, whole)
+    if at == len(whole):
+        at = min(_MAX_START, len(whole) // 4)
+    return whole[: max(1, at)], whole[max(1, at) :]
+
+
+def _plain(tokenizer: TokenizerWrapper, messages: list[dict[str, str]]) -> list[int]:
+    return encode_text(tokenizer, "".join(message["content"] for message in messages))
