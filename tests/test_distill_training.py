@@ -132,6 +132,23 @@ def test_a_resumed_run_has_the_losses_of_the_unbroken_one(
         assert (tmp_path / "a/out" / name).read_bytes() == (tmp_path / "b/out" / name).read_bytes()
 
 
+@pytest.mark.parametrize("until", [9, None])
+def test_a_saved_drafter_that_has_changed_is_written_again_with_a_word(
+    until: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    losses(make_trainer(tmp_path), until)
+    weights = tmp_path / "out" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(damaged := whole[:-1] + bytes([whole[-1] ^ 1]))
+    trainer = make_trainer(tmp_path)
+    assert "model.safetensors has changed" in caplog.text
+    assert [event.best for event in trainer.run() if isinstance(event, Evaluation)]
+    assert weights.read_bytes() != damaged
+    caplog.clear()
+    make_trainer(tmp_path)
+    assert not caplog.records
+
+
 def test_a_killed_run_loses_no_more_than_was_done_since_the_last_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,9 +21,18 @@ from test_train_cli import (  # noqa: F401
 from waiting import wait_for
 
 from redrafter_mlx.cli import main
+from redrafter_mlx.distill.checked_arrays import digest_of
 from redrafter_mlx.distill.estimate import Estimate, largest_trial
 from redrafter_mlx.distill.evaluation.speed import MeasuredRow
-from redrafter_mlx.distill.hours import HOURS, BlockSize, Pace, Schedule, final_plan, first_plan
+from redrafter_mlx.distill.hours import (
+    HOURS,
+    BlockSize,
+    Pace,
+    Plan,
+    Schedule,
+    final_plan,
+    first_plan,
+)
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.run import TrainingRun
 from redrafter_mlx.distill.training.trainer import Evaluation, Step
@@ -36,6 +45,13 @@ TRIAL = Estimate(
     training_seconds=6000.0,
 )  # fmt: skip
 """Estimate of a trial: 4 ms a token, 1.2 s a step, four passes of 1,250 steps per 1M tokens."""
+
+
+def sealed(plan: dict[str, object]) -> str:
+    """Return the file of a plan, with its checksum."""
+    plan.pop("sha256", None)
+    return json.dumps({**plan, "sha256": digest_of(plan)})
+
 
 SLOW = replace(TRIAL, writing_seconds=20_000.0, training_seconds=40_000.0)
 """50 answer tokens a second, and 8 s a step: two cores that other programs keep busy."""
@@ -269,7 +285,7 @@ def test_a_resumed_run_has_the_blocks_of_its_plan(tmp_path: Path) -> None:
     assert again.plan.of(job) == planned
     kept = json.loads((tmp_path / HOURS).read_text())
     del kept["rows"]
-    (tmp_path / HOURS).write_text(json.dumps(kept))
+    (tmp_path / HOURS).write_text(sealed(kept))
     older = Schedule(tmp_path, 0.2, clock)
     assert older.plan is not None
     assert older.plan.of(job).writing == job.writing
@@ -303,7 +319,7 @@ def test_train_hours_ends_with_a_drafter_and_resumes_as_the_same_run(
     before = (output / "model.safetensors").read_bytes()
     assert main.run(asked) == 0
     assert (output / "model.safetensors").read_bytes() == before
-    (output / HOURS).write_text(json.dumps({**plan, "spent": 3600.0}))
+    (output / HOURS).write_text(sealed({**plan, "spent": 3600.0}))
     hurried, honest = [], TrainingRun.measure
 
     def measure(
@@ -398,8 +414,10 @@ def test_a_mac_on_mains_power_is_kept_awake_for_as_long_as_it_works(
 def test_a_plan_with_a_wrong_type_is_damage_that_names_the_file_and_the_key(
     tmp_path: Path, key: str, value: object
 ) -> None:
-    plan = {"hours": 8.0, "answer_tokens": 100_000, "writing": 900.0}
-    (tmp_path / "hours.json").write_text(json.dumps(plan))
+    written = Schedule(tmp_path, 8.0)
+    written.plan = Plan(8.0, 100_000, 900.0)
+    written.save()
+    plan = json.loads((tmp_path / "hours.json").read_text())
     assert Schedule(tmp_path, 8.0).plan is not None
     (tmp_path / "hours.json").write_text(json.dumps({**plan, key: value}))
     with pytest.raises(DamagedFileError, match=rf"hours.json cannot be used: {key} is"):

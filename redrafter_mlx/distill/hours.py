@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from redrafter_mlx.config import check_int, check_number, refuse_unknown_keys
+from redrafter_mlx.distill.checked_arrays import digest_of
 from redrafter_mlx.distill.corpus.shards import naming_damage
 from redrafter_mlx.distill.estimate import Estimate
 from redrafter_mlx.distill.job import TrainingJob
@@ -301,6 +302,7 @@ class Schedule:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(self._path) as partial:
             record = asdict(replace(self.plan, spent=round(self.spent, 1)))
+            record |= {"sha256": digest_of(record)}
             partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
@@ -309,5 +311,9 @@ def _read(path: Path) -> Plan | None:
         return None
     with naming_damage(path, "delete it"):
         record = read_object(path)
+        written = record.pop("sha256", None)
         refuse_unknown_keys(record, list(Plan.__dataclass_fields__), "plan's key")
-        return Plan(**record)  # type: ignore[arg-type]
+        plan = Plan(**record)  # type: ignore[arg-type]
+        if digest_of(record) != written:
+            raise ValueError("it has changed since it was written (SHA-256)")
+        return plan

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from redrafter_mlx.distill.checked_arrays import load_arrays
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.shards import (
     FORMAT,
     Text,
-    load_arrays,
     naming_damage,
     outline_shard,
     summarise_shard,
@@ -270,7 +270,7 @@ def count_tokens(shards: Sequence[Path], vocab_size: int) -> np.ndarray:
     counts = np.zeros(vocab_size, np.int64)
     for path in shards:
         with naming_damage(path):
-            arrays, _ = load_arrays(path, FORMAT)
+            arrays, _ = load_arrays(path, FORMAT, ("labels", "answers"))
             tokens = np.array(arrays["labels" if "labels" in arrays else "answers"])
         counts += np.bincount(tokens.reshape(-1), minlength=vocab_size)
     return counts

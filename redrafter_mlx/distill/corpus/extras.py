@@ -23,20 +23,19 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from redrafter_mlx.distill.checked_arrays import load_arrays, save_arrays
 from redrafter_mlx.distill.corpus.hidden_states import teacher_forced_states, to_host
 from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import (
     Shard,
     Text,
-    load_arrays,
     load_shard,
     naming_damage,
     save_shard,
 )
-from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.target.model import Target
 
-FORMAT = "redrafter-mlx contexts 1"
+FORMAT = "redrafter-mlx contexts 2"
 
 
 @dataclass(frozen=True)
@@ -133,8 +132,7 @@ def save_states(states: Sequence[np.ndarray], path: Path, dtype: mx.Dtype | None
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     together = np.concatenate(states) if states else np.zeros((0, 1))
-    with atomic_write(path) as partial:
-        mx.save_safetensors(str(partial), {"states": mx.array(together, dtype)}, {"format": FORMAT})
+    save_arrays(path, {"states": mx.array(together, dtype)}, {"format": FORMAT})
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ A shard is one safetensors file of the texts that were written together:
 
 The metadata state how the shard was made, what was left out of it, and `own`: "no" if the answers
 are texts that the target only read, see read_texts.py. A shard is written atomically and only once:
-an interrupted corpus is completed with the missing shards.
+an interrupted corpus is completed with the missing shards. It holds checksums of all of this.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
+from redrafter_mlx.distill.checked_arrays import check_metadata, load_arrays, save_arrays
 from redrafter_mlx.distill.corpus.hidden_states import to_host
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.files.folder import read_safetensors_header
 
-FORMAT = "redrafter-mlx corpus 3"
+FORMAT = "redrafter-mlx corpus 4"
 
 HELD_OUT_EVERY = 32
 """One block in this many is for evaluation, never for training."""
@@ -134,9 +134,8 @@ def save_shard(
         "left_out": json.dumps(dict(shard.left_out)),
         "own": "yes" if not texts or texts[0].hard_labels else "no",
     }
-    with atomic_write(path) as partial:
-        saved = {k: mx.array(v, dtype if k == "states" else None) for k, v in arrays.items()}
-        mx.save_safetensors(str(partial), saved, metadata)
+    saved = {k: mx.array(v, dtype if k == "states" else None) for k, v in arrays.items()}
+    save_arrays(path, saved, metadata)
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ def summarise_shard(path: Path) -> ShardSummary:
     """Read a shard's header; raises DamagedFileError, naming the file, if it is damaged."""
     with naming_damage(path):
         metadata = read_safetensors_header(path).metadata
-        _check_format(metadata, FORMAT)
+        check_metadata(metadata, FORMAT)
         left_out = json.loads(metadata["left_out"])
         return ShardSummary(int(metadata["answer_tokens"]), int(metadata["texts"]), left_out)
 
@@ -163,7 +162,7 @@ def outline_shard(path: Path) -> list[tuple[bytes, int]]:
     Raises as `load_shard`.
     """
     with naming_damage(path):
-        arrays, _ = load_arrays(path, FORMAT)
+        arrays, _ = load_arrays(path, FORMAT, ("lengths", "prompts"))
         prompts, answers = np.array(arrays["lengths"]).T
         tokens = np.split(np.array(arrays["prompts"]), np.cumsum(prompts))[:-1]
         return [(own.tobytes(), int(n)) for own, n in zip(tokens, answers, strict=True)]
@@ -185,22 +184,6 @@ def naming_damage(path: Path, remedy: str = "delete it and run the same command"
         yield
     except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
         raise DamagedFileError(f"{path} cannot be used: {error}; {remedy}") from None
-
-
-def load_arrays(path: Path, wanted: str) -> tuple[dict[str, mx.array], dict[str, str]]:
-    """Return a safetensors file's arrays, which are read lazily, and its metadata.
-
-    Raises ValueError unless they name the `wanted` format, and RuntimeError for a damaged file.
-    """
-    loaded = mx.load(str(path), return_metadata=True)
-    arrays, metadata = cast("tuple[dict[str, mx.array], dict[str, str]]", loaded)
-    _check_format(metadata, wanted)
-    return arrays, metadata
-
-
-def _check_format(metadata: Mapping[str, str], wanted: str) -> None:
-    if metadata.get("format") != wanted:
-        raise ValueError(f"its format is {metadata.get('format')!r}, not {wanted!r}")
 
 
 def _split(parts: Mapping[str, np.ndarray], *, hard_labels: bool) -> list[Text]:

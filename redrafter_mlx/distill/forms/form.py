@@ -35,6 +35,9 @@ from redrafter_mlx.errors import BadInputError, MismatchError
 from redrafter_mlx.target.fingerprint import trainable_size
 from redrafter_mlx.target.model import Target
 
+_PART = 1 << 24
+"""Bytes of a file of weights that are in memory at once while they are hashed."""
+
 BatchLoss: TypeAlias = Callable[[], mx.array]
 """A function that computes the loss of one batch at the network's current weights."""
 
@@ -219,7 +222,9 @@ class Recipe(ABC):
                 )
         digest = hashlib.sha256()
         for file in files.tensors.files:
-            digest.update(file.read_bytes())
+            with file.open("rb") as opened:
+                while part := opened.read(_PART):
+                    digest.update(part)
         return digest.hexdigest()
 
     @abstractmethod

@@ -12,12 +12,13 @@ from typing import cast
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
-from redrafter_mlx.distill.corpus.shards import load_arrays, naming_damage
+from redrafter_mlx.distill.checked_arrays import load_arrays, save_arrays
+from redrafter_mlx.distill.corpus.shards import naming_damage
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.atomic_write import atomic_write, remove_abandoned
+from redrafter_mlx.runtime.atomic_write import remove_abandoned
 
 CHECKPOINT = "checkpoint.safetensors"
-FORMAT = "redrafter-mlx training 1"
+FORMAT = "redrafter-mlx training 2"
 
 
 @dataclass
@@ -27,6 +28,7 @@ class Progress:
     step:  step of the optimiser
     epoch, batch: position in the order of batches
     best:  highest simulated tokens/step of a saved drafter, 0 if none was saved
+    saved: SHA-256 of that drafter's weights
 
     Raises ValueError for numbers that no run has.
     """
@@ -35,6 +37,7 @@ class Progress:
     epoch: int = 0
     batch: int = 0
     best: float = 0.0
+    saved: str = ""
 
     def __post_init__(self) -> None:
         whole = all(type(n) is int and n >= 0 for n in (self.step, self.epoch, self.batch))
@@ -58,10 +61,11 @@ class Checkpoint:
 
 def save_checkpoint(state: Checkpoint, folder: Path) -> None:
     """Write the checkpoint to one file, atomically, even if the machine stops."""
-    arrays = dict(tree_flatten({"drafter": state.drafter, "optimizer": state.optimizer}))
+    arrays: dict[str, mx.array] = dict(
+        tree_flatten({"drafter": state.drafter, "optimizer": state.optimizer})
+    )
     record = json.dumps({"made_by": state.made_by, **asdict(state.progress)})
-    with atomic_write(folder / CHECKPOINT) as partial:
-        mx.save_safetensors(str(partial), arrays, {"format": FORMAT, "state": record})
+    save_arrays(folder / CHECKPOINT, arrays, {"format": FORMAT, "state": record})
 
 
 def check_same_run(folder: Path, found: Mapping[str, object], wanted: Mapping[str, object]) -> None:
@@ -85,7 +89,6 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
         return None
     with naming_damage(path, "delete it to train from the start"):
         arrays, metadata = load_arrays(path, FORMAT)
-        mx.eval(arrays)
         record = json.loads(metadata["state"])
         trees, found = dict(tree_unflatten(arrays)), dict(record.pop("made_by"))
         progress = Progress(**record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,8 @@ from redrafter_mlx.distill.training.checkpoint import (
 )
 from redrafter_mlx.distill.training.learner import Learner
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.weights import LOG
+from redrafter_mlx.weights.files.names import WEIGHTS
 
 _SAVE_SECONDS = 120.0
 """Seconds between saves: the most that a killed run loses."""
@@ -88,6 +91,10 @@ class Trainer:
             self.network.update(found.drafter, strict=False)
             self.learner.optimizer.state = dict(found.optimizer)
             self._at = found.progress
+            drafter = folder / WEIGHTS
+            if self._at.saved and self._at.saved != _digest(drafter):
+                LOG.warning("%s has changed since this run saved it; it is written again", drafter)
+                self._at.best = 0.0
 
     @property
     def steps_made(self) -> int:
@@ -126,12 +133,17 @@ class Trainer:
             positions += self.options.batch * self.options.batches
             rate = positions / max(time.monotonic() - began, 1e-9)
             yield Step(self._at.step, self.steps, loss, self.learner.learning_rate, rate)
+            best = False
             if self._at.step in due:
-                yield self._evaluate()
+                evaluation = self._evaluate()
+                yield evaluation
+                best = evaluation.best  # its checkpoint knows the drafter that was saved
                 began, positions = time.monotonic(), 0
-            if time.monotonic() - saved > _SAVE_SECONDS:
+            if best or time.monotonic() - saved > _SAVE_SECONDS:
                 self.save()
                 saved = time.monotonic()
+        if self._at.step >= self.steps and not self._at.best:
+            yield self._evaluate()
         self.save()
 
     def save(self) -> None:
@@ -163,9 +175,18 @@ class Trainer:
         if best:
             self._at.best = mean
             self.student.recipe.save(self.student, self.folder)
+            self._at.saved = _digest(self.folder / WEIGHTS)
         training = self._training_accuracy()
         self.network.update(trained)
         return Evaluation(self._at.step, quality, best, training)
 
     def _training_accuracy(self) -> tuple[float, ...]:
         return self.student.evaluate(self.seen, ()).top1 if self.seen else ()
+
+
+def _digest(file: Path) -> str:
+    """Return the SHA-256 of a file, "" if it is not there."""
+    if not file.exists():
+        return ""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
