@@ -142,7 +142,7 @@ def command(
         ),
     ] = None,
     options: TrainOptions,
-    dry_run: Annotated[bool, Flag("Print sizes and a time estimate, and do nothing.")] = False,
+    dry_run: Annotated[bool, Flag("Print sizes, by arithmetic alone, and do nothing.")] = False,
     target: Annotated[opt.TargetOptions, ("model", "quantize", "offline")],
 ) -> None:
     """Train a drafter for a model, on text that the model writes itself.

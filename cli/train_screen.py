@@ -32,7 +32,6 @@ from redrafter_mlx.cli.progress import (
 )
 from redrafter_mlx.cli.terminal import INTERRUPTED, StopKey, one_line
 from redrafter_mlx.distill.corpus.folder import CorpusSize, describe_left_out
-from redrafter_mlx.distill.estimate import Estimate
 from redrafter_mlx.distill.evaluation.speed import MeasuredRow, verdict
 from redrafter_mlx.distill.hours import Schedule
 from redrafter_mlx.distill.job import TrainingJob
@@ -41,7 +40,7 @@ from redrafter_mlx.distill.training.trainer import Evaluation, Step
 from redrafter_mlx.distributed.group import join_ranks
 from redrafter_mlx.drafting.installed import own_shelf
 from redrafter_mlx.runtime.atomic_write import locked
-from redrafter_mlx.runtime.paths import cache_dir, free_disk, human_size
+from redrafter_mlx.runtime.paths import free_disk, human_size
 
 Update = Callable[..., None]
 """Takes the amount that is done, and if known the total and a note."""
@@ -56,25 +55,23 @@ def run_training(job: TrainingJob, *, dry_run: bool, hours: float | None) -> Non
     schedule = None if hours is None else Schedule(job.output, hours)
     if schedule is not None and schedule.plan is not None:
         job = schedule.plan.of(job)
-    loading = f"loading {job.model}"
+    loading = f"looking at {job.model}" if dry_run else f"loading {job.model}"
     ranks = join_ranks()
     with progress_bars(loading) as progress, _lines(console, Stage(loading)):
-        run = TrainingRun(job, progress, ranks=ranks)
+        run = TrainingRun(job, progress, ranks=ranks, dry=dry_run)
     if ranks is not None and not ranks.leads:
         if not dry_run:
             run.write()
         ranks.leave()  # until rank 0 ends
     for line in run.notes:
         console.print(line)
+    if dry_run:
+        _print_sizes(run, planned=hours is not None and (schedule is None or schedule.plan is None))
+        return
     if schedule is not None:
         with _stage(console, "planning from a little of both stages"):
             run.begin(schedule)
         _print_plan(console, run, schedule)
-    if dry_run:
-        with _stage(console, "trying a little of both stages"):
-            guess = run.estimate()
-        _print_estimate(guess, run.job)
-        return
     with _alone_in(run.job.output):
         _train(run, console, schedule)
 
@@ -183,19 +180,23 @@ def _print_corpus(corpus: CorpusSize, run: TrainingRun, console: Console, *, pla
         f"{corpus.read_tokens} tokens read, "
         f"{human_size(corpus.bytes)} in {run.folder}; left out: {left}"
     )
-    note = shortfall(corpus, run.job, layers=bool(run.recipe.context_layers))
+    note = shortfall(
+        corpus, run.job, run.corpus_job.max_bytes, layers=bool(run.recipe.context_layers)
+    )
     if note and not planned:
         console.print(note)
 
 
-def shortfall(corpus: CorpusSize, job: TrainingJob, *, layers: bool) -> str | None:
+def shortfall(corpus: CorpusSize, job: TrainingJob, max_bytes: int, *, layers: bool) -> str | None:
     """Explain why a corpus that the target writes is smaller than requested; None if it is not.
 
+    max_bytes: its maximum size on disk
     layers: whether the inputs of context layers are kept
     """
     if job.data is not None or corpus.answer_tokens >= job.answer_tokens:
         return None
-    room = f"cache_bytes {job.cache_bytes} holds no more of the {job.answer_tokens} asked for"
+    tenth = ", a tenth of the free disk," if job.cache_bytes is None else ""
+    room = f"cache_bytes {max_bytes}{tenth} holds no more of the {job.answer_tokens} asked for"
     return f"{room}; without context layers it would" if layers else room
 
 
@@ -264,21 +265,37 @@ def _print_verdict(run: TrainingRun, rows: list[MeasuredRow]) -> None:
     console.print(f"use it: {shlex.join(use)}")
 
 
-def _print_estimate(guess: Estimate, job: TrainingJob) -> None:
+def _print_sizes(run: TrainingRun, *, planned: bool) -> None:
+    """Print what a dry run knows, by arithmetic, and what it cannot know.
+
+    planned: whether --hours will plan the sizes by a trial
+    """
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    preparing = "reading the answers" if job.data else "writing the corpus"
-    size, free = min(guess.corpus_bytes, job.cache_bytes), free_disk(cache_dir())
+    known, free = run.sizes(), free_disk(run.folder)
+    share = min(1.0, known.most_bytes / known.corpus_bytes)
+    steps = max(1, round(share * known.steps))
+    preparing = "reading the answers" if run.job.data else "writing the corpus"
+    size = human_size(min(known.corpus_bytes, known.most_bytes))
+    if share < 1:
+        tenth = " (a tenth of the free disk)" if run.job.cache_bytes is None else ""
+        size += (
+            f", which holds {share:.0%} of these tokens: cache_bytes is "
+            f"{human_size(run.corpus_job.max_bytes)}{tenth}"
+        )
     for what, amount in (
-        ("answers", f"{guess.answer_tokens:,} tokens"),
-        ("drafter", f"{guess.parameters / 1e6:.1f} million parameters"),
-        ("on disk", human_size(guess.drafter_bytes)),
-        ("corpus on disk", f"{human_size(size)}, and {human_size(free)} are free"),
-        ("checkpoints", f"{human_size(guess.training_bytes)} on disk, beside the corpus"),
-        ("memory", human_size(guess.memory_bytes)),
-        (preparing, f"{duration(guess.writing_seconds)}, less what is there already"),
-        ("training", f"{duration(guess.training_seconds)}, {guess.steps} steps"),
+        ("answers", f"{known.answer_tokens:,} tokens"),
+        ("drafter", f"{known.parameters / 1e6:.1f} million parameters"),
+        ("on disk", human_size(known.drafter_bytes)),
+        ("corpus on disk", f"{size}; {human_size(free)} are free"),
+        ("checkpoints", f"{human_size(known.training_bytes)} on disk, beside the corpus"),
+        ("memory", human_size(known.memory_bytes)),
+        (preparing, f"by {known.workers} process{'es' if known.workers > 1 else ''}"),
+        ("training", f"{steps:,} steps"),
+        ("time", "not measured: a dry run does not call the model; --hours H plans it"),
     ):
         console.print(f"{what:<20} {amount}")
+    if planned:
+        console.print("with --hours, a trial at the start of the run plans answers and steps anew")
 
 
 def _lines(console: Console, stage: Stage) -> AbstractContextManager[None]:

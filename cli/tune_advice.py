@@ -67,16 +67,16 @@ def ways_to_draft(loaded: Redrafter, costs: CostModel, context: int) -> list[Adv
 
 
 def training_estimate(loaded: Redrafter, costs: CostModel) -> Estimate | str:
-    """Return the estimate of `train --dry-run` for this model, or why it is not tried here."""
+    """Return an estimate of training for this model, from a trial, or why it is not tried here."""
     job = TrainingJob(model=_name(loaded), output=Path(f"{_name(loaded).rsplit('/')[-1]}-drafter"))
     if loaded.source is None:
         return "the model was not loaded by its name"
     command = f"redrafter-mlx train {shlex.quote(job.model)} --dry-run"
     if loaded.mirror is not None:
-        return f"each rank writes with a whole model; see: {command}"
+        return f"each rank writes with a whole model; for its sizes see: {command}"
     rows, seconds = costs.short[-1]
     if seconds / rows * 6 * (64 + 10) > _PATIENCE:  # a few prompts, and some tokens of each
-        return f"a trial takes long here; see: {command}"
+        return f"a trial takes long here; for its sizes see: {command}"
     try:
         target = LoadedTarget(loaded.model, loaded.tokenizer, loaded.source)
         return TrainingRun(job, loaded=target).estimate(_PATIENCE)

@@ -33,6 +33,7 @@ ROOMS = (
 FLOORS = {
     "bench": ("statistics", "measure", "analyse", "show", "papers"),
     "distill": (
+        "checked_arrays",
         "options",
         "drafter_forms",
         "job",

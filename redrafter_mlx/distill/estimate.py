@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
@@ -55,15 +56,16 @@ _PROMPT_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """Counts, bytes and seconds; seconds are from a short trial on this machine.
+class Sizes:
+    """Counts and bytes of a training run, from arithmetic alone.
 
     answer_tokens: the requested number; of given answers, no more than there are
     corpus_bytes:  hidden states and tokens of all answer tokens on disk
-    most_bytes:    maximum size of the corpus on disk: the job's, or what there is room for
+    most_bytes:    maximum size of the corpus on disk: the run's, or what there is room for
     drafter_bytes: size of the stored weights
     training_bytes: what training will still write to disk, see `training_bytes`
     memory_bytes:  peak: target, a batch being written or trained on, states
+    workers:       processes that write
     """
 
     answer_tokens: int
@@ -74,8 +76,54 @@ class Estimate:
     most_bytes: int
     memory_bytes: int
     steps: int
-    writing_seconds: float
-    training_seconds: float
+    workers: int = 1
+
+
+@dataclass(frozen=True)
+class Estimate(Sizes):
+    """The sizes of a run, and its seconds, from short trials on this machine."""
+
+    writing_seconds: float = field(kw_only=True)
+    training_seconds: float = field(kw_only=True)
+
+
+def sizes(
+    corpus: CorpusJob,
+    recipe: Recipe,
+    target: Target,
+    tokenizer: TokenizerWrapper,
+    plan: Callable[[int], MemoryPlan],
+) -> Sizes:
+    """Size up a run without a call of the target, whose weights need not be in memory.
+
+    target: set up to read the layers that the recipe uses
+    plan: returns the memory plan of the run for a corpus of this many bytes
+
+    Raises BadInputError, naming the file, if given conversations have no usable answer.
+    """
+    job, source = corpus.job, corpus.source(target, tokenizer)
+    answers = job.answer_tokens
+    if isinstance(source, Reader):
+        answers = source.count_tokens(answers)
+        if not answers:
+            raise BadInputError(f"{job.data} holds no answer that can be trained on")
+    read = sum(tokens_read(corpus, t, tokenizer, answers) for t in corpus.extras.read if t.texts)
+    stored, saved = stored_bytes(corpus, target, answers, read), training_bytes(job, recipe)
+    beside = saved if same_disk(corpus.folder, job.output) else 0
+    room = max(0, free_disk(corpus.folder) - beside)
+    most = min(corpus.max_bytes, bytes_below(corpus.folder) + room)
+    held, parameters = plan(min(stored, most)), recipe.parameters
+    return Sizes(
+        answer_tokens=answers,
+        parameters=parameters,
+        drafter_bytes=2 * parameters,
+        training_bytes=saved,
+        corpus_bytes=stored,
+        most_bytes=most,
+        memory_bytes=held.most,
+        steps=job.training.steps(positions_of(corpus, answers, read) / job.training.batch),
+        workers=held.workers,
+    )
 
 
 def estimate(
@@ -86,19 +134,15 @@ def estimate(
     plan: Callable[[int], MemoryPlan],
     most_seconds: float = math.inf,
 ) -> Estimate:
-    """Try a small part of both stages and scale the times up.
+    """Try a small part of both stages and scale the times up; arguments and errors as of `sizes`.
 
-    target: set up to read the layers that the recipe uses
-    plan: returns the memory plan of the run for a corpus of this many bytes
     most_seconds: time limit for the trials; if whole batches take longer, parts of batches are
                   tried, which overestimates a little
-
-    Raises BadInputError, naming the file, if given conversations have no usable answer.
     """
+    known = sizes(corpus, recipe, target, tokenizer, plan)
     job, source = corpus.job, corpus.source(target, tokenizer)
     with BLAS.shared_by(plan(0).workers):
         if isinstance(source, Writer):
-            answers = job.answer_tokens
             seconds = largest_trial(
                 lambda texts: _writing_seconds(job, texts, corpus.room, target),
                 max(_FEW_TEXTS, len(job.writing.openings)),
@@ -106,21 +150,12 @@ def estimate(
                 most_seconds / 2,
             )
         else:
-            answers, seconds = source.count_tokens(job.answer_tokens), _trial(source.sample)
-            if not answers:
-                raise BadInputError(f"{job.data} holds no answer that can be trained on")
-        seconds, read = seconds * answers, 0
+            seconds = _trial(source.sample)
+        seconds *= known.answer_tokens
         for texts in corpus.extras.read:
             if texts.texts:
-                read = tokens_read(corpus, texts, tokenizer, answers)
+                read = tokens_read(corpus, texts, tokenizer, known.answer_tokens)
                 seconds += read * _trial(partial(texts.sample, target, tokenizer))
-    positions, parameters = positions_of(corpus, answers, read), recipe.parameters
-    stored = stored_bytes(corpus, target, answers, read)
-    saved = training_bytes(job, recipe)
-    beside = saved if same_disk(corpus.folder, job.output) else 0
-    room = max(0, free_disk(corpus.folder) - beside)
-    most = min(job.cache_bytes, bytes_below(corpus.folder) + room)
-    steps, held = job.training.steps(positions / job.training.batch), plan(min(stored, most))
     of_step = largest_trial(
         lambda size: _step_seconds(job, size, target, recipe),
         _FEW_POSITIONS,
@@ -128,16 +163,9 @@ def estimate(
         most_seconds / 2,
     )
     return Estimate(
-        answer_tokens=answers,
-        parameters=parameters,
-        drafter_bytes=2 * parameters,
-        training_bytes=saved,
-        corpus_bytes=stored,
-        most_bytes=most,
-        memory_bytes=held.most,
-        steps=steps,
-        writing_seconds=seconds / held.workers,
-        training_seconds=steps * of_step,
+        **vars(known),
+        writing_seconds=seconds / known.workers,
+        training_seconds=known.steps * of_step,
     )
 
 
@@ -173,6 +201,19 @@ def training_bytes(job: TrainingJob, recipe: Recipe) -> int:
     """
     needed = 2 * checkpoint_bytes(recipe, job.training) + 2 * recipe.parameters
     return max(0, needed - bytes_below(job.output))
+
+
+DEFAULT_CORPUS_BYTES = 40_000_000_000
+"""Maximum size of a corpus on disk if the job sets none and the disk is large."""
+
+_DISK_SHARE = 10
+"""A corpus takes at most one part in this many of the free disk, if the job sets no size."""
+
+
+def default_corpus_bytes(folder: Path) -> int:
+    """Return the maximum size of a corpus in a folder, for a job that sets none."""
+    free = free_disk(folder) + bytes_below(folder)  # so that it does not shrink as it is written
+    return min(DEFAULT_CORPUS_BYTES, max(1, free // _DISK_SHARE))
 
 
 def check_disk(

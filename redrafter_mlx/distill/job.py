@@ -29,7 +29,7 @@ class TrainingJob:
     exclude:          files of questions to exclude from training, see `Exclusions`
     learn_prompts:    whether to train on the target's probabilities along the prompts too
     answer_tokens:    size of the corpus in answer tokens
-    cache_bytes:      maximum size of the corpus on disk
+    cache_bytes:      maximum size of the corpus on disk; None is as of `default_corpus_bytes`
     workers:          number of writing processes; None is one on a GPU, up to 8 on a CPU
     memory:           bytes that all processes may use together; None is as of `default_memory`
     timed_questions:  number of held-out questions on which the drafter is timed at the end
@@ -50,7 +50,7 @@ class TrainingJob:
     exclude: tuple[Path, ...] = ()
     learn_prompts: bool = True
     answer_tokens: int = 2_000_000
-    cache_bytes: int = 40_000_000_000
+    cache_bytes: int | None = None
     workers: int | None = None
     memory: int | None = None
     timed_questions: int = 8
@@ -69,9 +69,8 @@ class TrainingJob:
                 f"answer_tokens is {self.answer_tokens}, and a batch takes {self.training.batch}; "
                 f"ask for {least} at least (--answer-tokens)"
             )
-        check_int("cache_bytes", self.cache_bytes, 1, None)
         check_int("timed_questions", self.timed_questions, 0, None)
-        for name, most in (("workers", _MAX_WORKERS), ("memory", None)):
+        for name, most in (("workers", _MAX_WORKERS), ("memory", None), ("cache_bytes", None)):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 1, most)
         length, answer = self.training.draft_length, self.writing.max_answer_tokens

@@ -29,7 +29,15 @@ from redrafter_mlx.distill.corpus.folder import (
 from redrafter_mlx.distill.corpus.prompts.given_texts import corpus_key, read_given
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.corpus.workers import write_corpus
-from redrafter_mlx.distill.estimate import Estimate, check_disk, estimate, plain_seconds
+from redrafter_mlx.distill.estimate import (
+    Estimate,
+    Sizes,
+    check_disk,
+    default_corpus_bytes,
+    estimate,
+    plain_seconds,
+    sizes,
+)
 from redrafter_mlx.distill.evaluation.speed import TIMED_TOKENS, MeasuredRow, measure_speed
 from redrafter_mlx.distill.forms.registry import recipe_for
 from redrafter_mlx.distill.hours import PLANNED_EPOCHS, BlockSize, Pace, Schedule
@@ -91,11 +99,14 @@ class TrainingRun:
         progress: Progress | None = None,
         loaded: LoadedTarget | None = None,
         ranks: Ranks | None = None,
+        *,
+        dry: bool = False,
     ) -> None:
         """Raises RedrafterError, in one line, for prompts or a target that cannot be used.
 
         loaded: the job's target, if it is in memory already
         ranks:  ranks that write the corpus together; None writes it on this one
+        dry:    leaves the target's weights on the disk: `sizes` is known, and nothing can be run
         """
         check_output(job.output)
         check_memory(job.memory, this_machine())
@@ -107,9 +118,11 @@ class TrainingRun:
             offline=job.offline,
             progress=progress,
             chat_or=None if job.raw else _WITHOUT_TEMPLATE,
+            weights=not dry,
         )
         target, source = Target(self.loaded.model), self.loaded.source
-        check_trees(target)
+        if not dry:
+            check_trees(target)
         self.recipe = recipe_for(
             job.drafter, target, source.name, source.fingerprint, job.training.draft_length
         )
@@ -118,10 +131,12 @@ class TrainingRun:
         self._contents = contents_of(source.path, source.fingerprint)
         if source.bits is not None:
             self._contents += f" in {source.bits} bits"
+        found = read_checkpoint(job.output)
+        # The free disk changes while a run is away; what it was bounded by does not.
+        self._max_bytes = job.cache_bytes or (found and found.max_bytes)
         self._change(job)
         given = job.start_from
         self.started_from = None if given is None else self.recipe.check_start(given)
-        found = read_checkpoint(job.output)
         self._resumed = found is not None
         self._states = self.plan.states
         if found is not None:
@@ -144,8 +159,15 @@ class TrainingRun:
         self.plan = self._plan()
         key = corpus_key(self._contents, self.loaded.source.dtype, job, given, tokenizer)
         self.folder = cache_dir() / "corpora" / key
+        self._max_bytes = self._max_bytes or default_corpus_bytes(self.folder)
         self.corpus_job = CorpusJob(
-            job, given.conversations, self.folder, self.extras, given.exclude, self.plan.room
+            job,
+            given.conversations,
+            self.folder,
+            self.extras,
+            given.exclude,
+            self.plan.room,
+            self._max_bytes,
         )
         self._source = self.corpus_job.source(self.target, tokenizer)
         self.least_blocks = least_blocks(self._source, [job.data] if job.data else job.prompts)
@@ -160,7 +182,7 @@ class TrainingRun:
             "target": self._contents,
             "corpus": self.folder.name,
             "answer_tokens": self.job.answer_tokens,
-            "cache_bytes": self.job.cache_bytes,
+            "cache_bytes": self._max_bytes,
             "read": [texts.folder for texts in self.extras.read],
             "drafter": self.recipe.record,
             "training": asdict(self.job.training),
@@ -178,6 +200,11 @@ class TrainingRun:
             f"{self.target.model_type} takes no mask for each text of a batch: its texts are "
             f"written one at a time, about {self.job.writing.batch} times slower",
         ]
+
+    def sizes(self) -> Sizes:
+        """Size up the whole run by arithmetic: nothing is computed with the target."""
+        tokenizer, corpus = self.loaded.tokenizer, self.corpus_job
+        return sizes(corpus, self.recipe, self.target, tokenizer, self._plan)
 
     def estimate(self, most_seconds: float = math.inf) -> Estimate:
         """Estimate the whole run, from trials that take about `most_seconds` at most."""
@@ -217,7 +244,7 @@ class TrainingRun:
         given = bool(self.given.conversations)
         goal = CorpusGoal(
             job.answer_tokens,
-            job.cache_bytes,
+            corpus.max_bytes,
             self.least_blocks,
             max_empty=self.least_blocks + MORE_EMPTY if given else 1,
             least_tokens=least,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,13 @@ from redrafter_mlx.config import DType, check_choice
 from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.distributed.mirror import Mirror
 from redrafter_mlx.distributed.sharding import Sharing, shard
-from redrafter_mlx.errors import BadInputError, DamagedFileError, RedrafterError, device_failure
+from redrafter_mlx.errors import (
+    BadInputError,
+    DamagedFileError,
+    ModelNotFoundError,
+    RedrafterError,
+    device_failure,
+)
 from redrafter_mlx.loading.supported import check_repository
 from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.runtime.process import MLX_PROCESS
@@ -38,7 +45,8 @@ from redrafter_mlx.weights.precision import (
 )
 from redrafter_mlx.weights.quantised_cache import keep_quantised, quantised_file, use_quantised
 from redrafter_mlx.weights.raw_model import RawModel
-from redrafter_mlx.weights.resolve import LocalModel, resolve
+from redrafter_mlx.weights.registry import DEFAULT_MODEL
+from redrafter_mlx.weights.resolve import LocalModel, find_local, resolve
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ def load_target(
     progress: Progress | None = None,
     ranks: Ranks | None = None,
     chat_or: str | None = None,
+    weights: bool = True,
 ) -> LoadedTarget:
     """Load a target, downloading its files first if they are missing.
 
@@ -76,6 +85,7 @@ def load_target(
       ranks: the ranks that share the target; None keeps all of it in this process
       chat_or: refuses a model without a chat template before its weights are read, with this
         advice; None loads it
+      weights: False leaves a folder's weights on the disk: shapes are known, a call reads them
     Raises:
       RedrafterError: in one line: no such model, cannot be fetched, damaged, or not supported
     """
@@ -83,13 +93,18 @@ def load_target(
     check_choice("dtype", dtype, DType)
     check_quantize(quantize)
     advise = LOG.warning if quantize is None else LOG.debug  # it advises to quantise
+    if not weights and find_local(DEFAULT_MODEL if name is None else name) is None:
+        raise ModelNotFoundError(
+            f"{name} is not on this machine, and nothing is downloaded to describe it; "
+            f"run: redrafter-mlx pull {shlex.quote(str(name))}"
+        )
     local = resolve(
         name, offline=offline, progress=progress, advise=advise, check_listed=check_repository
     )
     try:
         if chat_or is not None and not has_chat_template(local.path, local.name):
             raise BadInputError(f"{local.name} has no chat template; {chat_or}")
-        return _load(local, dtype, quantize, progress or no_progress, ranks)
+        return _load(local, dtype, quantize, progress or no_progress, ranks, weights=weights)
     except DamagedFileError as error:
         if local.remedy is None:
             raise
@@ -106,6 +121,8 @@ def _load(
     quantize: int | None,
     progress: Progress,
     ranks: Ranks | None,
+    *,
+    weights: bool,
 ) -> LoadedTarget:
     if local.path.is_file():
         # Its tensors are read at once; in memory they take at least as much as in the file.
@@ -116,7 +133,10 @@ def _load(
     _check_target(raw, local.path)
     with ThreadPoolExecutor(1) as beside:  # MLX and NumPy need no interpreter while they work
         tokenizer = beside.submit(raw.read_tokenizer)
-        precision, sharing = _read_weights(local, raw, dtype, quantize, ranks)
+        if weights:
+            precision, sharing = _read_weights(local, raw, dtype, quantize, ranks)
+        else:
+            precision, sharing = convert(raw.model, dtype, quantize, raw.stored), None
     source = TargetSource(
         name=local.name,
         path=local.path,

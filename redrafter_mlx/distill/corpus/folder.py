@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ class CorpusJob:
     extras:  what is stored next to the texts
     exclude: questions that the target's own prompts must not repeat
     room:    maximum bytes for the rows of one batch in a process; None for no limit
+    max_bytes: maximum size of the corpus on disk
     """
 
     job: TrainingJob
@@ -45,6 +47,7 @@ class CorpusJob:
     extras: Extras = field(default_factory=Extras)
     exclude: Exclusions = NOTHING
     room: int | None = None
+    max_bytes: int = sys.maxsize
 
     def source(self, target: Target, tokenizer: TokenizerWrapper) -> Writer | Reader:
         """Return what makes the blocks."""

@@ -58,6 +58,12 @@ class Checkpoint:
     made_by: Mapping[str, object]
     progress: Progress
 
+    @property
+    def max_bytes(self) -> int | None:
+        """Maximum size of the run's corpus on disk; None if its record has none."""
+        held = self.made_by.get("cache_bytes")
+        return held if isinstance(held, int) and held > 0 else None
+
 
 def save_checkpoint(state: Checkpoint, folder: Path) -> None:
     """Write the checkpoint to one file, atomically, even if the machine stops."""
