@@ -125,7 +125,7 @@ def answered(of_model: Redrafter, made: OutputPlan, **options: Any) -> tuple[lis
     for response in of_model.stream(made.prompt, constraint=constraint, **options):
         found += parser.feed(response.text)
         reason = response.finish_reason or ""
-    return found + parser.finish(), reason
+    return found + parser.finish(cut=reason == "length"), reason
 
 
 CALL = '<tool_call>\n{"name": "clock", "arguments": {"zone": "UT"}}\n</tool_call>'
@@ -148,7 +148,10 @@ THINKING_MARKUP = Markup("<think>", "</think>").with_calls_of(JSON_CALLS)
             CALL.replace("UT", "a </tool_call> <tool_call>"),
             [("clock", '{"zone": "a </tool_call> <tool_call>"}')],
         ),
-        (f'<tool_call>{{"</tool_call> {CALL}', [("text", f'<tool_call>{{"</tool_call> {CALL}')]),
+        (
+            f'<tool_call>{{"</tool_call> {CALL}',
+            [("text", '<tool_call>{"</tool_call> '), ("clock", '{"zone": "UT"}')],
+        ),
         (
             "<think>in <tool_call></tool_call> tags <tool_call>{}\n</tool_call>\n"
             f"</think>\n{CALL}",
@@ -168,7 +171,9 @@ THINKING_MARKUP = Markup("<think>", "</think>").with_calls_of(JSON_CALLS)
         (CALL.replace("clock", "bomb"), [("text", CALL.replace("clock", "bomb"))]),
         (CALL.replace('{"zone": "UT"}', "[1]"), [("text", CALL.replace('{"zone": "UT"}', "[1]"))]),
         (CALL.replace('{"zone": "UT"}', '"{}"'), [("clock", "{}")]),
-        (CALL[:-4], [("text", CALL[:-12] + CALL[-12:-4])]),
+        (CALL[:-4], [("clock", '{"zone": "UT"}')]),
+        (CALL[:-14], [("clock", '{"zone": "UT"}')]),
+        (CALL[:-17], [("text", CALL[:-17])]),
         ("<think>on and on", [("reasoning", "on and on")]),
         ("Use <think> and </think>, I think", [("text", "Use <think> and </think>, I think")]),
         (
@@ -703,39 +708,18 @@ def test_a_tool_that_is_not_strict_may_have_a_schema_that_cannot_be_used() -> No
     assert plan(model(), ASKED, tools=asked, tool_choice="required").constraint() is not None
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        '{"amount": 1e999}',
-        '{"amount": NaN}',
-        '{"amount": %s}' % ("9" * 5000),
-        '{"a": %s' % ("[" * 3000),
-    ],
-    ids=["infinite", "no number", "digits", "brackets"],
-)
-def test_arguments_that_json_cannot_hold_are_no_call(arguments: str) -> None:
-    call = f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
+@pytest.mark.parametrize("amount", ["1e999", "NaN", "9" * 5000], ids=["inf", "nan", "digits"])
+def test_a_number_that_programs_cannot_hold_is_passed_as_text(amount: str) -> None:
+    call = f'<tool_call>{{"name": "weather", "arguments": {{"amount": {amount}}}}}</tool_call>'
     parser = OutputParser(THINKING_MARKUP, [WEATHER])
-    deltas = [*parser.feed(f"</think>{call}"), *parser.finish()]
-    assert not any(delta.tool_call for delta in deltas)
-    assert call in "".join(delta.content or "" for delta in deltas)
+    assert merged(deltas_of(parser, [call])) == [("weather", f'{{"amount": "{amount}"}}')]
 
 
-def test_arguments_of_another_type_than_json_has_are_no_call() -> None:
-    """mlx-lm's parsers read Python's literals, too."""
-    markup = Markup(
-        tool_call_start=qwen3_coder.tool_call_start,
-        tool_call_end=qwen3_coder.tool_call_end,
-        tool_parser=qwen3_coder.parse_tool_call,
-    )
-    listed = {"type": "function", "function": {"name": "f", "parameters": {
-        "type": "object", "properties": {"a": {"type": "array"}}}}}  # fmt: skip
-    for value in ("{'x', 'y'}", "..."):
-        parser = OutputParser(markup, [listed])
-        parameter = f"<parameter=a>\n{value}\n</parameter>"
-        call = f"<tool_call>\n<function=f>\n{parameter}\n</function>\n</tool_call>"
-        deltas = [*parser.feed(call), *parser.finish()]
-        assert not any(delta.tool_call for delta in deltas)
+def test_arguments_nested_too_deeply_are_no_call() -> None:
+    nested = '{"a": %s}' % ("[" * 100_000 + "]" * 100_000)
+    call = f'<tool_call>{{"name": "weather", "arguments": {nested}}}</tool_call>'
+    parser = OutputParser(THINKING_MARKUP, [WEATHER])
+    assert merged(deltas_of(parser, [call])) == [("text", call)]
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,16 +11,16 @@ from mlx_lm.generate import TextStateMachine, make_text_state_machine
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tool_parsers import json_tools
 
-from redrafter_mlx.runtime.json_file import to_json
+from redrafter_mlx.weights.calls.call_text import CallText, Outcome
+from redrafter_mlx.weights.calls.form import Call, Setting, ToolParser
+from redrafter_mlx.weights.calls.forms import form_of
+from redrafter_mlx.weights.calls.values import write
 
 _HARMONY = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>")
 """Control tokens of gpt-oss's format, in which an answer is a series of messages in channels. The
 source is openai/harmony, docs/format.md; mlx-lm knows no marks for it."""
 
 _CHANNELS = {"analysis": "reasoning", "commentary": "normal", "final": "normal"}
-
-ToolParser = Callable[[str, Any], Any]
-"""mlx-lm's parser: from a call's text and the tools to `{"name", "arguments"}`, or a list of it."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,14 @@ class Markup:
     @property
     def has_tool_calling(self) -> bool:
         return self.tool_parser is not None
+
+    def without_calls(self) -> Markup:
+        """Return a copy in which calls are text."""
+        transitions = {
+            state: [edge for edge in edges if edge[1] != "tool"]
+            for state, edges in self.response_transitions.items()
+        }
+        return replace(self, tool_parser=None, response_transitions=transitions)
 
     def with_calls_of(self, other: Markup) -> Markup:
         """Return a copy with the other's marks of tool calls."""
@@ -119,67 +125,99 @@ JSON_CALLS = Markup(
 class OutputParser:
     """Splits an answer's text into its parts as the text arrives.
 
-    A call is returned when it is complete. A mark that begins no call of a known tool, or one that
-    has no end, belongs to the reasoning or content around it: an answer may speak of marks. So do
-    marks of reasoning after content.
+    A call is returned when it is complete: at the latest when another one or the answer's end shows
+    that the mark after it is not part of a value. A mark that begins no call of a known tool
+    belongs to the reasoning or content around it: an answer may speak of marks. So do marks of
+    reasoning after content.
 
-    called: whether there was a call
+    called:         whether there was a call
+    ends_in_call:   whether nothing follows the last call so far
     """
 
     def __init__(self, markup: Markup, tools: Sequence[dict[str, Any]]) -> None:
         """`tools` are those that may be called, in OpenAI's format; without any, calls are text."""
-        markup = markup if tools else replace(markup, tool_parser=None)
-        self._markup, self._tools = markup, list(tools)
-        self._names = {tool["function"]["name"] for tool in tools}
-        self._marks = make_text_state_machine(markup)
-        self._marks_but_calls = make_text_state_machine(replace(markup, tool_parser=None))
+        self._markup = markup = markup if tools else markup.without_calls()
+        self._form = None if markup.tool_parser is None else form_of(markup.tool_parser, tools)
+        functions = [tool["function"] for tool in tools]
+        schemas = {function["name"]: function.get("parameters") or {} for function in functions}
+        self._setting = Setting(markup.tool_call_start, markup.tool_call_end, schemas)
+        self._marks = make_text_state_machine(replace(markup, tool_call_end=""))
         self._machine = self._marks.make_state(markup.initial_state)
-        self._pieces = _pieces(markup.tool_call_end)
-        self._state, self._before_call = markup.initial_state, markup.initial_state
-        self._call = ""
+        self._state = markup.initial_state
+        self._call: CallText | None = None
         self._trim = False
-        self._calls = 0
+        self._ids: list[str] = []
+        self.ends_in_call = False
         self._answers = False  # whether there was content
         self._quotes = False  # whether the marks of reasoning around this text are content
 
     @property
     def called(self) -> bool:
-        return self._calls > 0
+        return bool(self._ids)
 
     def feed(self, text: str) -> list[Delta]:
         """Return the parts that are certain after this text."""
-        return [delta for piece in self._pieces(text) for delta in self._piece(piece)]
-
-    def finish(self) -> list[Delta]:
-        """Return the parts held back so far, at the end of the answer."""
-        deltas = self._flush()
-        if self._state != "tool":
-            return deltas
-        calls = [] if self._markup.tool_call_end else self._calls_in(self._call)
-        return deltas + (calls or [*self._no_call(self._call), *self._flush()])
-
-    def _flush(self) -> list[Delta]:
-        self._machine, held, state = TextStateMachine.flush(self._machine)
-        return self._segment(state, held)
-
-    def _piece(self, text: str) -> list[Delta]:
-        """Read text in which nothing follows the mark that ends a call."""
-        self._machine, segments = TextStateMachine.split(self._machine, text)
-        deltas = []
-        for state, part in segments:
-            ends_call = self._state == "tool" and state != "tool"
-            deltas += self._end_of_call(state) if ends_call else self._segment(state, part)
-        if self._markup.tool_parser is JSON_CALLS.tool_parser and _is_no_json(self._call):
-            self._machine, held, _ = TextStateMachine.flush(self._machine)
-            deltas += self._no_call(self._call + held)
+        deltas: list[Delta] = []
+        rest: str | None = text
+        while rest is not None:
+            if self._call is None:
+                rest = self._outside(rest, deltas)
+            else:
+                rest = self._after(self._call.feed(rest), deltas)
         return deltas
 
+    def finish(self, *, cut: bool = False) -> list[Delta]:
+        """Return the parts held back so far, at the end of the answer.
+
+        cut: whether it was cut short by its length
+        """
+        deltas: list[Delta] = []
+        while self._call is not None:
+            rest = self._after(self._call.finish(cut=cut), deltas)
+            deltas += self.feed(rest or "")
+        self._machine, held, state = TextStateMachine.flush(self._machine)
+        return deltas + self._segment(state, held)
+
+    def _outside(self, text: str, deltas: list[Delta]) -> str | None:
+        """Read text outside of calls; return what follows the mark of one, if there is one."""
+        self._machine, segments = TextStateMachine.split(self._machine, text)
+        for state, part in segments:
+            if state == "tool":
+                assert self._form is not None
+                self._call = CallText(self._form, self._setting)
+                return part
+            deltas += self._segment(state, part)
+        return None
+
+    def _after(self, outcome: Outcome | None, deltas: list[Delta]) -> str | None:
+        """Take what the text after a mark is, once known; return the text that follows.
+
+        Reasoning goes on after a call in it: its own mark ends it.
+        """
+        if outcome is None:
+            return None
+        self._call = None
+        if self._state not in ("normal", "reasoning") or (outcome.calls and self._quotes):
+            self._state = "normal"
+        self._machine = self._marks.make_state(self._state)
+        if outcome.calls:
+            deltas += [Delta(tool_call=self._numbered(call)) for call in outcome.calls]
+            self._trim, self._quotes, self.ends_in_call = True, False, True
+        else:
+            deltas += self._segment(self._state, self._setting.start)
+        return outcome.rest
+
+    def _numbered(self, call: Call) -> ToolCall:
+        """Return a call with the id that the model gave it, or with a new one."""
+        chosen = call.id
+        if not chosen or chosen in self._ids:
+            new = uuid.uuid4().hex
+            short = self._form is not None and self._form.short_ids
+            chosen = new[:9] if short else f"call_{new[:24]}"
+        self._ids.append(chosen)
+        return ToolCall(len(self._ids) - 1, chosen, call.name, write(call.arguments))
+
     def _segment(self, state: str, text: str) -> list[Delta]:
-        if state == "tool":
-            if self._state != "tool":
-                self._before_call, self._state = self._state, state
-            self._call += text
-            return []
         if state != self._state:
             mark = self._quoted_mark(state)
             self._state, self._trim = state, not mark
@@ -189,6 +227,7 @@ class OutputParser:
             self._trim = not text
         if not text or state not in ("normal", "reasoning"):
             return []
+        self.ends_in_call = self.ends_in_call and text.isspace()
         if state == "reasoning" and not self._quotes:
             return [Delta(reasoning=text)]
         self._answers = self._answers or not text.isspace()
@@ -201,93 +240,3 @@ class OutputParser:
             return self._markup.think_start or "" if self._quotes else ""
         ended, self._quotes = self._quotes, False
         return self._markup.think_end or "" if ended and state == "normal" else ""
-
-    def _end_of_call(self, state: str) -> list[Delta]:
-        """Return what the mark ends, which leads to `state` unless it is part of a call's text.
-
-        Reasoning goes on after a call in it: its own mark ends it.
-        """
-        end = self._markup.tool_call_end
-        if calls := self._calls_in(self._call):
-            if self._before_call == "reasoning" and not self._quotes:
-                state = self._before_call
-                self._machine = self._marks.make_state(state)
-            self._call, self._state = "", state
-            self._trim, self._quotes = True, False
-            return calls
-        if _ends_in_string(self._call):
-            self._call += end
-            self._machine = self._marks.make_state("tool")
-            return []
-        return self._no_call(self._call + end)
-
-    def _no_call(self, text: str) -> list[Delta]:
-        """Read the mark of a call and what followed it as if there were no such mark."""
-        self._state, self._call = self._before_call, ""
-        machine, segments = TextStateMachine.split(
-            self._marks_but_calls.make_state(self._state), self._markup.tool_call_start + text
-        )
-        deltas = [delta for state, part in segments for delta in self._segment(state, part)]
-        _, held, state = TextStateMachine.flush(machine)
-        self._machine = self._marks.make_state(state)
-        return deltas + self._piece(held)
-
-    def _calls_in(self, text: str) -> list[Delta]:
-        deltas = []
-        for name, arguments in self._parsed(text):
-            call = ToolCall(self._calls, f"call_{uuid.uuid4().hex[:24]}", name, arguments)
-            deltas.append(Delta(tool_call=call))
-            self._calls += 1
-        return deltas
-
-    def _parsed(self, text: str) -> list[tuple[str, str]]:
-        """Return names and arguments; none if any part is not a call of a known tool."""
-        assert self._markup.tool_parser is not None
-        try:
-            parsed = self._markup.tool_parser(text, self._tools)
-        except Exception:  # mlx-lm's parsers raise errors of any type on malformed text
-            return []
-        found: list[tuple[str, str]] = []
-        for call in parsed if isinstance(parsed, list) else [parsed]:
-            name = call.get("name") if isinstance(call, dict) else None
-            arguments = call.get("arguments", {}) if isinstance(call, dict) else None
-            if isinstance(arguments, str):
-                arguments = _object(arguments)
-            if name not in self._names or not isinstance(arguments, dict):
-                return []
-            try:
-                found.append((str(name), to_json(arguments)))
-            except (ValueError, TypeError, RecursionError):  # 1e999, or a set of Python's
-                return []
-        return found
-
-
-def _pieces(end: str) -> Callable[[str], list[str]]:
-    """Return a function that cuts a text so that nothing follows the mark `end` in a piece."""
-    if not end:
-        return lambda text: [text]
-    last = re.escape(end[-1])
-    return re.compile(f"[^{last}]*{last}|[^{last}]+").findall
-
-
-def _is_no_json(call: str) -> bool:
-    """Whether a call's text, as far as it goes, is no object and no list."""
-    return call.lstrip()[:1] not in ("", "{", "[")
-
-
-def _ends_in_string(call: str) -> bool:
-    """Whether a call's text is JSON that ends within a string."""
-    try:
-        json.loads(call)
-    except json.JSONDecodeError as error:
-        return error.msg.startswith("Unterminated string") and not _is_no_json(call)
-    except (ValueError, RecursionError):  # too many digits, or too many brackets
-        return False
-    return False
-
-
-def _object(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None

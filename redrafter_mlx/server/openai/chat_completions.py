@@ -54,9 +54,9 @@ class ChatReply(Reply[ChatRequest]):
             return self._requests(plan.prompt, most, plan.constraint)
 
     def finish_reason(self, answer: int) -> str | None:
-        reason = super().finish_reason(answer)
-        called = reason == "stop" and self._parts[answer].parser.called
-        return "tool_calls" if called else reason
+        reason, parser = super().finish_reason(answer), self._parts[answer].parser
+        called = parser.called if reason == "stop" else parser.ends_in_call
+        return "tool_calls" if called and reason in ("stop", "length") else reason
 
     def opening(self) -> Iterable[Json]:
         for answer in range(len(self.requests)):
@@ -67,7 +67,7 @@ class ChatReply(Reply[ChatRequest]):
         parts = self._parts[answer]
         deltas = parts.parser.feed(emitted.text)
         if emitted.last.finish_reason is not None:
-            deltas += parts.parser.finish()
+            deltas += parts.parser.finish(cut=emitted.last.finish_reason == "length")
         choices = [self._choice(answer, self._take(parts, delta)) for delta in deltas]
         if emitted.logprobs is not None:
             pairs = zip(emitted.responses, emitted.logprobs, strict=True)

@@ -1,0 +1,106 @@
+"""The text after a start mark, as it arrives, until it is known to be calls or not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from redrafter_mlx.weights.calls.form import (
+    Call,
+    Calls,
+    Form,
+    NoCallError,
+    Setting,
+    UnfinishedError,
+    without_partial,
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The calls in a text, none if it is no call, and the text that is not part of them."""
+
+    calls: Sequence[Call]
+    rest: str
+
+
+class CallText:
+    """The text after one start mark."""
+
+    def __init__(self, form: Form, setting: Setting) -> None:
+        self._form, self._setting = form, setting
+        self._text = ""
+        self._seen = 0  # up to here, end marks have been looked for
+        self._found: Sequence[Call] = ()  # in the text up to an end mark
+        self._beside = ""  # text before that mark which is not part of them
+        self._after = 0  # where that mark ends
+
+    def feed(self, text: str) -> Outcome | None:
+        """Add text; return what it is, or None if that depends on what follows."""
+        self._text += text
+        end = self._setting.end
+        if not self._found and not self._form.begins(self._text, self._setting):
+            return Outcome((), self._text)
+        while not self._settled():
+            at = self._text.find(end, self._seen) if end else -1
+            if at < 0:
+                self._seen = max(self._seen, len(self._text) - len(end) + 1)
+                return None
+            self._seen = at + len(end)
+            try:
+                self._found, until = self._read(self._text[:at], lacking=1)
+            except UnfinishedError:
+                continue
+            except NoCallError:
+                if not self._found:
+                    return Outcome((), self._text)
+                continue
+            self._beside, self._after = self._text[until:at], self._seen
+        return self._outcome()
+
+    def finish(self, *, cut: bool) -> Outcome:
+        """Return what the text is, at the end of the answer.
+
+        cut: whether the answer was cut short, so that its last value may be incomplete
+        """
+        if self._found:
+            return self._outcome()
+        text = self._text.rstrip().removesuffix(self._setting.end)
+        text = without_partial(text, self._setting.end, least=1)
+        try:
+            if cut and not self._form.closes:
+                raise NoCallError
+            calls, until = self._read(text, lacking=0 if cut else 2)
+        except NoCallError:
+            return Outcome((), self._text)
+        except UnfinishedError as error:
+            calls, until = error.before or ((), 0)
+            return Outcome(calls, self._text[until:])
+        return Outcome(calls, self._text[until:] if until < len(text) else "")
+
+    def _read(self, text: str, lacking: int) -> Calls:
+        """Read calls that may lack closing marks, in so many of the likeliest ways."""
+        try:
+            return self._form.read(text, self._setting)
+        except (NoCallError, UnfinishedError) as error:
+            for whole in self._form.completions(text)[:lacking]:
+                with contextlib.suppress(NoCallError, UnfinishedError):
+                    calls, until = self._form.read(whole, self._setting)
+                    return calls, min(until, len(text))
+            raise error
+
+    def _settled(self) -> bool:
+        """Whether no further text can be part of the calls found: another one begins first."""
+        if not self._found or self._form.certain:
+            return bool(self._found)
+        at, start = self._after, self._setting.start
+        end = self._text.find(self._setting.end, self._seen)
+        while (at := self._text.find(start, at, end if end >= 0 else None)) >= 0:
+            at += len(start)
+            if self._form.begins(self._text[at:], self._setting, whole=True):
+                return True
+        return False
+
+    def _outcome(self) -> Outcome:
+        return Outcome(self._found, self._beside + self._text[self._after :])
