@@ -35,10 +35,13 @@ Facts = dict[str, str | int | bool | None]
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem; `unusable` if nothing can be generated until it is solved."""
+    """A problem; `unusable` if nothing can be generated until it is solved.
+
+    remedy: None if `what` says it
+    """
 
     what: str
-    remedy: str
+    remedy: str | None
     unusable: bool = False
 
 
@@ -53,7 +56,7 @@ class Report:
     def unusable(self) -> bool:
         return any(p.unusable for p in self.problems)
 
-    def add(self, what: str, remedy: str, *, unusable: bool = False) -> None:
+    def add(self, what: str, remedy: str | None, *, unusable: bool = False) -> None:
         """Add a problem, unless it is known from another section."""
         if (problem := Problem(what, remedy, unusable)) not in self.problems:
             self.problems.append(problem)
@@ -90,9 +93,8 @@ def examine() -> Report:
         report.facts[name] = {}
         try:
             report.facts[name] = examine_section(report)
-        except RedrafterError as error:  # the remedy follows the last semicolon
-            what, _, remedy = str(error).rpartition("; ")
-            report.add(what, remedy)
+        except RedrafterError as error:
+            report.add(error.what, error.remedy)
         except Exception as error:
             what = f"{name} could not be examined: {type(error).__name__}: {error}"
             report.add(one_line(what), _install(error))
@@ -108,7 +110,8 @@ def print_report(report: Report) -> None:
             print(f"  {_label(name):<{width}}  {one_line(_shown(name, value))}")
     for problem in report.problems:
         print(f"{'unusable' if problem.unusable else 'problem'}: {one_line(problem.what)}")
-        print(f"  remedy: {one_line(problem.remedy)}")
+        if problem.remedy is not None:
+            print(f"  remedy: {one_line(problem.remedy)}")
     if not report.problems:
         print("no problems found")
 

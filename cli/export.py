@@ -7,7 +7,8 @@ from typing import Annotated, cast
 
 import typer
 
-from redrafter_mlx.cli.options import Flag, with_options
+from redrafter_mlx.cli.flag import Flag
+from redrafter_mlx.cli.options import with_options
 from redrafter_mlx.config import check_choice
 from redrafter_mlx.errors import BadInputError, ModelNotFoundError
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from redrafter_mlx.cli import options as opt
-from redrafter_mlx.cli.options import Flag
+from redrafter_mlx.cli.flag import Flag
 from redrafter_mlx.cli.prefill_line import PrefillLine
 from redrafter_mlx.cli.terminal import (
     CONTEXT_IS_FULL,
@@ -22,6 +22,7 @@ from redrafter_mlx.cli.terminal import (
 )
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.words import count
 
 if TYPE_CHECKING:
     from redrafter_mlx.engine.engine import Redrafter
@@ -122,7 +123,7 @@ def print_answer(
     if last.finish_reason == "length":
         full = last.generation_tokens < options.max_tokens
         note = CONTEXT_IS_FULL if full else "ended by --max-tokens"
-    read = f"prompt {last.prompt_tokens} tokens · {last.prompt_tps:.1f} tok/s"
+    read = f"prompt {count(last.prompt_tokens, 'token')} · {last.prompt_tps:.1f} tok/s"
     memory = f"peak {last.peak_memory:.2f} GB"
     rates = (last.generation_tokens, last.generation_tps, last.tokens_per_step)
     shape = shape_note(last.usual_shape, last.usual_nodes, last.tokens_per_step)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from redrafter_mlx.cli import options as opt
-from redrafter_mlx.cli.options import Flag
+from redrafter_mlx.cli.flag import Flag
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.terminal import console, sanitise
 from redrafter_mlx.errors import (

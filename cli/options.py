@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import operator
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, is_dataclass
-from types import UnionType
 from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
-    Literal,
-    Union,
     get_args,
     get_origin,
     get_type_hints,
@@ -28,89 +23,15 @@ from redrafter_mlx.bench.measure.questions import (
     choose_questions,
     read_questions,
 )
+from redrafter_mlx.cli.flag import POSITIONAL, Flag
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.config import AcceptMethod, GenerationOptions
-from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
     from redrafter_mlx.engine.engine import Redrafter
     from redrafter_mlx.engine.options import EngineOptions
 
 MODEL, SAMPLING, DRAFTS = "Model", "Sampling", "Drafts"
-_POSITIONAL = "_argument"
-"""Ends the name of the parameter of a positional argument that has an option, too."""
-
-
-def option_name(field: str) -> str:
-    """Return the option of a field: `--beam-width` for `beam_width`."""
-    return f"--{field.replace('_', '-')}"
-
-
-@dataclass(frozen=True)
-class Flag:
-    """How a dataclass's field, or a command's parameter, appears on the command line.
-
-    panel: the heading under which `--help` lists it; None for the first one
-    names: if empty, that of `option_name`; `--no-draft` sets `draft` to False
-    variable: environment variable that gives the value if the command line does not
-    least: smallest number that is accepted
-    argument: metavar of a positional argument that gives the value too; None for none
-    """
-
-    help: str
-    metavar: str | None = None
-    panel: str | None = None
-    names: tuple[str, ...] = ()
-    variable: str | None = None
-    least: int | None = None
-    argument: str | None = None
-
-    def parameter(self, name: str, hint: object, default: Any) -> inspect.Parameter:
-        """Return the parameter that typer makes an option of; required if `default` is `...`."""
-        if hint == tuple[str, ...]:
-            hint, default = list[str] | None, default or None
-        option = typer.Option(
-            not default if self._negated else default,
-            *self._names(name),
-            help=self.help,
-            metavar=self.metavar,
-            rich_help_panel=self.panel,
-            envvar=self.variable,
-            show_envvar=False,
-            min=self.least,
-        )
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        return inspect.Parameter(name, keyword, default=option, annotation=_without_literal(hint))
-
-    def positional(self, name: str) -> inspect.Parameter:
-        """Return the parameter that typer makes the positional argument of."""
-        argument = typer.Argument(metavar=self.argument, help=self.help, show_default=False)
-        annotation = Annotated[str | None, argument]
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        return inspect.Parameter(name + _POSITIONAL, keyword, default=None, annotation=annotation)
-
-    def merged(self, name: str, argument: str | None, option: str | None) -> str | None:
-        """Return the value of either; raises BadInputError if both are given."""
-        if argument is not None and option is not None:
-            raise BadInputError(
-                f"{self.argument} is given twice, as {argument!r:.200} and by "
-                f"{self._names(name)[0]} {option!r:.200}; give one of them"
-            )
-        return option if argument is None else argument
-
-    def value(self, given: Any) -> object:
-        """Return the field's value for that of typer's option."""
-        if isinstance(given, list):
-            return tuple(given)
-        return not given if self._negated else given
-
-    def _names(self, name: str) -> tuple[str, ...]:
-        return self.names or (option_name(name),)
-
-    @property
-    def _negated(self) -> bool:
-        return self.names[:1] != () and self.names[0].startswith("--no-")
-
 
 MAX_TOKENS = Flag("Maximum number of tokens in an answer.", "N")
 MAX_NODES = Flag(
@@ -238,6 +159,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     expanded: list[inspect.Parameter] = []
     groups: dict[str, tuple[type, Mapping[str, Flag]]] = {}
     single: dict[str, Flag] = {}
+    kinds: dict[str, object] = {}
     own_arguments = False
     for parameter in signature.parameters.values():
         name, default, empty = parameter.name, parameter.default, parameter.empty
@@ -250,7 +172,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             hints, base = get_type_hints(kind), kind if default is empty else default
             expanded += [f.parameter(n, hints[n], getattr(base, n)) for n, f in flags.items()]
         elif isinstance(note, Flag):
-            single[name] = note
+            single[name], kinds[name] = note, kind
             expanded.append(note.parameter(name, kind, ... if default is empty else default))
         else:
             own_arguments |= isinstance(note, ArgumentInfo)
@@ -261,9 +183,12 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
     def run(**given: Any) -> None:
         for name, flag in positional.items():
-            given[name] = flag.merged(name, given.pop(name + _POSITIONAL), given[name])
+            given[name] = flag.merged(name, given.pop(name + POSITIONAL), given[name])
+        for name, flag in single.items():
+            given[name] = flag.value(name, kinds[name], given[name])
         for name, (kind, flags) in groups.items():
-            filled = {n: f.value(given.pop(n)) for n, f in flags.items()}
+            hints = get_type_hints(kind)
+            filled = {n: f.value(n, hints[n], given.pop(n)) for n, f in flags.items()}
             given[name] = kind(**{n: v for n, v in filled.items() if v is not None})
         command(**given)
 
@@ -278,7 +203,7 @@ def given_names(context: typer.Context) -> set[str]:
     """Return the names of the parameters that the command line or the environment sets."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = (name for name, source in sources.items() if source and source.name != "DEFAULT")
-    return {name.removesuffix(_POSITIONAL) for name in given}
+    return {name.removesuffix(POSITIONAL) for name in given}
 
 
 def _flags_of(kind: type, only: Collection[str] | None) -> Mapping[str, Flag]:
@@ -288,9 +213,3 @@ def _flags_of(kind: type, only: Collection[str] | None) -> Mapping[str, Flag]:
         hints = get_type_hints(kind, include_extras=True)
         flags = {n: h.__metadata__[0] for n, h in hints.items() if get_origin(h) is Annotated}
     return {name: flag for name, flag in flags.items() if only is None or name in only}
-
-
-def _without_literal(hint: object) -> object:
-    """Return a type as typer takes it: `str` for a Literal."""
-    hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    return functools.reduce(operator.or_, (str if get_origin(h) is Literal else h for h in hints))

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from redrafter_mlx.cli import options as opt
-from redrafter_mlx.cli.options import Flag
+from redrafter_mlx.cli.flag import Flag
 from redrafter_mlx.cli.progress import describe_count, duration, progress_bars
 from redrafter_mlx.cli.ranges import each_once, parse_integers
 from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.config import BeamShape, DType, GenerationOptions
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.paths import human_size
+from redrafter_mlx.runtime.words import count
 
 if TYPE_CHECKING:
     from redrafter_mlx.distill.evaluation.questions import DrafterQuality
@@ -65,7 +66,7 @@ def command(
         find_form(files)  # refuse a wrong path before anything is loaded
     sizes = [sum(file.stat().st_size for file in files.tensors.files) for files in opened]
     trained = [training_seconds(folder) for folder in drafters]
-    with progress_bars(f"answering {len(chosen)} questions") as progress:
+    with progress_bars(f"answering {count(len(chosen), 'question')}") as progress:
         loaded = load_target(
             loading.model,
             dtype=cast(DType, loading.dtype),
@@ -84,7 +85,7 @@ def command(
         ]
         eos = set(loaded.tokenizer.eos_token_ids)
         answers = answer_questions(target, prompts, eos, generation.max_tokens)
-    with progress_bars(f"{len(named)} drafters", describe_count) as progress:
+    with progress_bars(count(len(named), "drafter"), describe_count) as progress:
         found: list[Measured] = []
         for one in zip(quality_on(named, target, answers, shapes), sizes, trained, strict=True):
             found.append(one)
@@ -104,7 +105,7 @@ def command(
 
 def describe(found: list[Measured], questions: int) -> str:
     """Describe each drafter in a block: its accuracy, and tokens/step by beam width."""
-    lines = [f"{questions} questions"]
+    lines = [count(questions, "question")]
     for one, size, seconds in found:
         quality = one.quality
         facts = [f"{one.parameters / 1e6:.1f} million parameters", human_size(size)]

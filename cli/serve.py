@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 from redrafter_mlx.cli import options as opt
+from redrafter_mlx.cli.flag import Flag
 from redrafter_mlx.cli.offer import offer_drafter
-from redrafter_mlx.cli.options import Flag
 from redrafter_mlx.cli.terminal import INTERRUPTED, Terminal, one_line
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.launched import launched_rank
@@ -39,7 +39,7 @@ SERVING: Mapping[str, Flag] = {
     "log_level": Flag("What is logged to stderr.", "debug|info|warning|error", _SERVER),
     "max_concurrency": Flag("Answers generated at once.", "N", _LIMITS),
     "max_queue": Flag("Answers that may wait; more are refused.", "N", _LIMITS),
-    "max_body": Flag("Largest request.", "MB", _LIMITS),
+    "max_body": Flag("Largest request.", "MB", _LIMITS, unit=1_000_000),
     "keep_alive": Flag("Close an idle connection after this.", "SECONDS", _LIMITS),
     "unload_after": Flag("Unload an idle model after this. [default: never]", "SECONDS", _LIMITS),
 }  # fmt: skip

@@ -8,12 +8,14 @@ import signal
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.words import count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +34,9 @@ _VISIBLE = {
 _VISIBLE |= dict.fromkeys(
     (*range(0x80, 0xA0), *range(0xD800, 0xE000), *map(ord, _BIDI)), "\N{REPLACEMENT CHARACTER}"
 )
+
+_LOCAL_FLAGS = 3
+"""Index of the local flags in a terminal's attributes, see `termios`."""
 
 _STYLES = {"dim": "2", "drafter": "32", "lookup": "4;36"}
 """SGR codes; none for the model's own tokens; underlined where colours may look alike."""
@@ -101,7 +106,7 @@ def statistics_line(
 
     A rate of 0 is left out, because the answer was too short for one.
     """
-    parts = [f"{tokens} token{'' if tokens == 1 else 's'}"]
+    parts = [count(tokens, "token")]
     if tokens_per_second > 0:
         parts.append(f"{tokens_per_second:.1f} tok/s")
     if tokens > 1:
@@ -193,6 +198,27 @@ class StopKey:
                 os.write(sys.stderr.fileno(), f"\n{self.notice}\n".encode())
         if not self.closing and (again or not self.answering):
             raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def quiet_interrupts(terminal: Terminal) -> Iterator[None]:
+    """Keep a person's terminal from writing `^C` into what is printed when Ctrl-C is pressed."""
+    try:
+        import termios
+
+        before = termios.tcgetattr(terminal.stdin) if terminal.interactive else None
+    except (ImportError, OSError, termios.error):
+        before = None
+    if before is None:
+        yield
+        return
+    quiet = [*before]
+    quiet[_LOCAL_FLAGS] &= ~termios.ECHOCTL
+    termios.tcsetattr(terminal.stdin, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal.stdin, termios.TCSANOW, before)
 
 
 def console() -> Console:

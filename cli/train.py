@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 from redrafter_mlx.cli import options as opt
-from redrafter_mlx.cli.options import MODEL, Flag
+from redrafter_mlx.cli.flag import Flag, option_name
+from redrafter_mlx.cli.numbers import whole_number
+from redrafter_mlx.cli.options import MODEL
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.awake import kept_awake
 
 _CORPUS, _DRAFTER, _TRAINING = "Corpus", "Drafter", "Training"
 _MOST_HOURS = 1000
-_NUMBER = re.compile(r"[0-9]{1,9}")
 
 _KEYS = {
     "form": ("drafter.form",),
@@ -82,7 +81,7 @@ class TrainOptions:
         _TRAINING)] = None
     memory: Annotated[int | None, Flag(
         "Most memory that writing and training take, all processes together. "
-        "[default: 85% of what models may take on a GPU, half of the memory on a CPU]", "BYTES",
+        "[default: 85% of what models may take on a GPU, half of the memory on a CPU]", "SIZE",
         _TRAINING)] = None
     dtype: Annotated[str | None, Flag(
         f"{opt.DTYPE.help} [default: auto]", "TYPE", MODEL)] = None
@@ -99,7 +98,7 @@ class TrainOptions:
         for name in ("answer_tokens", "epochs", "recipe"):
             if getattr(self, name) is not None:
                 raise BadInputError(
-                    f"--hours plans the run by itself; leave out {opt.option_name(name)}"
+                    f"--hours plans the run by itself; leave out {option_name(name)}"
                 )
 
     def given(self) -> dict[str, object]:
@@ -118,16 +117,21 @@ class TrainOptions:
             named["prompts"] = [*self.prompts]
         size = self.draft_vocab
         if size is not None and size != "all":
-            if not _NUMBER.fullmatch(size) or int(size) < 1:
-                raise BadInputError(f"--draft-vocab is {size}; give a number of tokens, or all")
-            named["draft_vocab"] = int(size)
+            named["draft_vocab"] = _vocabulary(size)
         return {key: value for name, value in named.items() for key in _KEYS.get(name, (name,))}
 
     def sources(self, from_file: Iterable[str]) -> dict[str, str]:
         """Return what set each key, for messages: an option of the command, or the options file."""
         options = {key: name for name in vars(self) for key in _KEYS.get(name, (name,))}
-        by_option = {key: opt.option_name(options[key]) for key in self.given()}
+        by_option = {key: option_name(options[key]) for key in self.given()}
         return {key: f"{key} in {self.config}" for key in from_file} | by_option
+
+
+def _vocabulary(size: str) -> int:
+    with suppress(ValueError):
+        if 0 < (tokens := whole_number(size)) < 10**9:
+            return tokens
+    raise BadInputError(f"--draft-vocab is {size}; give a number of tokens, or all")
 
 
 @opt.with_options
@@ -172,9 +176,7 @@ def command(
                 part[name] = value
     if options.recipe is not None:
         job = with_recipe(options.recipe, job, options.sources(in_file))
-    folder = (
-        drafter_folder(str(job["model"])) if output is None else Path(os.path.expanduser(output))
-    )
+    folder = drafter_folder(str(job["model"])) if output is None else Path(output)
     made = make_job(job, folder, offline=target.offline)
     with nullcontext() if dry_run else kept_awake():
         run_training(made, dry_run=dry_run, hours=options.hours)

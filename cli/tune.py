@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 from redrafter_mlx.cli import options as opt
-from redrafter_mlx.cli.options import Flag
+from redrafter_mlx.cli.flag import Flag
 from redrafter_mlx.cli.progress import describe_percent, progress_bars
 from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions

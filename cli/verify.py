@@ -12,6 +12,7 @@ from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.progress import describe_count, progress_bars
 from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.runtime.words import count
 
 if TYPE_CHECKING:
     from redrafter_mlx.verification import VerificationReport
@@ -40,7 +41,7 @@ def command(
     loaded = opt.load_model(loading)
     from redrafter_mlx.verification import verify
 
-    with progress_bars(f"comparing {len(chosen)} answers", describe_count) as progress:
+    with progress_bars(f"comparing {count(len(chosen), 'answer')}", describe_count) as progress:
         report = verify(
             loaded,
             [question.text for question in chosen],
@@ -61,8 +62,8 @@ def describe(report: VerificationReport, decode: Callable[[list[int]], str]) -> 
     lines = [
         f"{report.model}, {report.dtype}{weights}; drafts from {drafts}; "
         f"W {report.beam_width}, L {report.beam_length}, N {report.nodes:.3g}",
-        f"{report.agreeing} of {report.tokens} tokens agree with mlx-lm's own loop, "
-        f"{report.questions} questions, {report.tokens_per_step:.2f} tokens/step",
+        f"{report.agreeing} of {count(report.tokens, 'token')} agree with mlx-lm's own loop, "
+        f"{count(report.questions, 'question')}, {report.tokens_per_step:.2f} tokens/step",
     ]
     for d in report.differences:
         expected, got = (one_line(repr(decode([token]))) for token in (d.expected, d.got))

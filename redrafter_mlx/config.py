@@ -111,10 +111,10 @@ class SamplingParams:
         if self.accept is not None:
             check_choice("accept", self.accept, AcceptMethod)
             if self.greedy != (self.accept == "greedy"):
-                wanted = "needs temperature 0" if self.accept == "greedy" else "needs one above 0"
+                wanted = "temperature 0" if self.accept == "greedy" else "a temperature above 0"
                 raise BadInputError(
-                    f"accept is {self.accept!r}, which {wanted}; temperature is "
-                    f"{self.temperature:g}"
+                    f"accept is {self.accept!r}, which needs {wanted}, and temperature is "
+                    f"{self.temperature:g}; change one of them, or leave accept at its default"
                 )
 
     @property

@@ -15,7 +15,15 @@ _OUT_OF_MEMORY = ("allocate", "[metal::malloc]", "Insufficient Memory", "OutOfMe
 
 
 class RedrafterError(Exception):
-    """Base of every error that a user can cause; `str(error)` is one readable line."""
+    """Base of every error that a user can cause; `str(error)` is one readable line.
+
+    what:   what is wrong, and what to do unless `remedy` says it
+    remedy: what to do, where callers show it apart; `str(error)` ends in it
+    """
+
+    def __init__(self, what: str = "", *, remedy: str | None = None) -> None:
+        super().__init__(what if remedy is None else f"{what}; {remedy}")
+        self.what, self.remedy = what, remedy
 
 
 class BadInputError(RedrafterError, ValueError):

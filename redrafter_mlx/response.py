@@ -27,7 +27,7 @@ class Response:
     finish_reason:     "stop" or "length" on the last response, else None
     steps:             target calls after the prompt so far
     tokens_per_step:   number of tokens per target call after the prompt; 1.0 for plain decoding
-    usual_shape:       shape of most steps so far, if it is chosen step by step; else None
+    usual_shape:       shape of most steps so far; None if the options name it
     usual_nodes:       mean number of nodes verified in those steps; None as above
     step:              the step that emitted this token
     index:             index of this token in the step
@@ -105,15 +105,15 @@ class Tally:
     tokens: number of responses so far
     """
 
-    def __init__(self, prompt_tokens: int, cached: int, automatic: bool) -> None:
+    def __init__(self, prompt_tokens: int, cached: int, shape_is_chosen: bool) -> None:
         """Start the clock: the prompt is read now, except for `cached` tokens.
 
-        automatic: whether the shape is chosen step by step, and reported
+        shape_is_chosen: whether a shape is reported, because the options do not name it
         """
         self.tokens = 0
         self._prompt_tokens = prompt_tokens
         self._cached = cached
-        self._automatic = automatic
+        self._shape_is_chosen = shape_is_chosen
         self._began = self._first = self._now = time.perf_counter()
         self._steps = -1
         self._index = 0
@@ -149,7 +149,7 @@ class Tally:
         self._index += 1
         self.tokens += 1
         after_first = self.tokens - 1
-        usual = _usual(self._shapes) if self._automatic else None
+        usual = _usual(self._shapes) if self._shape_is_chosen else None
         return Response(
             text=text,
             token=result.tokens[index],

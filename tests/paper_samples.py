@@ -39,7 +39,7 @@ def asking(tmp_path: Path) -> list[str]:
 
 
 def paper(capsys: pytest.CaptureFixture[str], table: str, *arguments: str) -> dict[str, Any]:
-    assert main.run(["bench", "--paper", table, *arguments, "-o", "json"]) == 0
+    assert main.run(["bench", "--paper", table, *arguments, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
     return found
 

@@ -165,7 +165,7 @@ def test_the_last_line_is_one_object_with_a_row_for_each_size_and_method(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shapes = ["--beam-width", "1..2", "--beam-length", "3"]
-    assert main.run([*LINE, "--batch-size", "1,3", *shapes, "-o", "json"]) == 0
+    assert main.run([*LINE, "--batch-size", "1,3", *shapes, "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     rows = found["rows"]
     assert [(r["batch_size"], r["method"], r["beam_width"]) for r in rows] == [
@@ -205,7 +205,7 @@ def test_the_automatic_shape_is_measured_with_all_prefixes_alone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     ways = ["--prefixes", "all,final", "--beam-width", "2", "--beam-length", "3"]
-    assert main.run([*LINE, "--batch-size", "2", *ways, "-o", "json"]) == 0
+    assert main.run([*LINE, "--batch-size", "2", *ways, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert [(r["beam_width"], r["prefixes"]) for r in rows if r["method"] == "redrafter"] == [
         (None, "all"), (2, "all"), (2, "final"),
@@ -234,7 +234,7 @@ def test_ctrl_c_or_an_error_prints_the_rounds_that_were_finished(
 
     monkeypatch.setattr(bench_batches, "BatchRunner", Impatient)
     file = tmp_path / "batches.jsonl"
-    line = [*LINE, "--batch-size", "2", "--answers", str(file), "-o", "json"]
+    line = [*LINE, "--batch-size", "2", "--answers", str(file), "--json"]
     assert main.run(line) == status
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert len(file.read_text().splitlines()) == 5
@@ -242,7 +242,7 @@ def test_ctrl_c_or_an_error_prints_the_rounds_that_were_finished(
     assert (str(file) if status == 130 else "no memory") in found["notes"][0]
     assert [r["speedup"] is not None for r in found["rows"]] == [True] * 3
     Impatient.left = 0
-    assert main.run(line[:-4]) == status  # no round was finished
+    assert main.run(line[:-3]) == status  # no round was finished
     assert capsys.readouterr().out == ""
 
 
@@ -251,9 +251,9 @@ def test_results_of_batches_are_compared_size_by_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "a.json"
-    assert main.run([*LINE, "--batch-size", "1,2", "-o", "json"]) == 0
+    assert main.run([*LINE, "--batch-size", "1,2", "--json"]) == 0
     file.write_text(capsys.readouterr().out)
-    assert main.run(["bench", "--compare", str(file), str(file), "-o", "json"]) == 0
+    assert main.run(["bench", "--compare", str(file), str(file), "--json"]) == 0
     changes = json.loads(capsys.readouterr().out)["changes"]
     assert {change["row"]["batch_size"] for change in changes} == {1, 2}
     assert all(change["ratio"]["median"] == 1 for change in changes)

@@ -52,7 +52,7 @@ def loader(monkeypatch: pytest.MonkeyPatch) -> Loader:
 def result(
     capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0
 ) -> dict[str, object]:
-    assert main.run([*QUICK, *arguments, "-o", "json"]) == status
+    assert main.run([*QUICK, *arguments, "--json"]) == status
     found: dict[str, object] = json.loads(capsys.readouterr().out.splitlines()[-1])
     return found
 
@@ -394,8 +394,8 @@ def test_an_error_in_a_later_dtype_leaves_the_figures_of_those_before(
         (["--drafter", "lookup", "--drafter", "/no/folder"], "/no/folder"),
         (["--plot", "a.txt"], "a.txt"),
         (["--plot", "a.png", "--beam-width", "2"], "--beam-length"),
-        (["-o", "xml"], "xml"),
-        (["-o", "report"], "--report DIR"),
+        (["-o", "json"], "--json"),
+        (["-o", "table"], "--json"),
         (["--max-tokens", "1"], "--max-tokens is 1"),
         (["--drafter", "none", "--beam-width", "2"], "--drafter is none"),
         (["--answers", "/none/a"], "/none"),

@@ -65,7 +65,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     good = saved(tmp_path, "a", *rows(tps=(100, 98, 102)))
     for text in ("", "no json", "[1]", "{}"):
         (tmp_path / "bad").write_text(text)
-        with pytest.raises(BadInputError, match="bench -o json"):
+        with pytest.raises(BadInputError, match="bench --json"):
             read_result(tmp_path / "bad")
     with pytest.raises(BadInputError, match="cannot read"):
         read_result(tmp_path / "none")
@@ -105,7 +105,7 @@ def test_what_else_differs_between_two_results_is_noted(
     assert differing(a, a) == []
     assert main.run(["bench", "--compare", *files]) == 0
     assert "M1, M2" in capsys.readouterr().out
-    assert main.run(["bench", "--compare", *files, "-o", "json"]) == 0
+    assert main.run(["bench", "--compare", *files, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["differences"] == differing(a, b)
 
 
@@ -124,12 +124,12 @@ def test_a_papers_table_is_compared_by_the_rows_it_was_made_from(tmp_path: Path)
 
 def test_results_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a.json", "b.json"):
-        assert main.run([*QUICK, *SHAPES, "-o", "json"]) == 0
+        assert main.run([*QUICK, *SHAPES, "--json"]) == 0
         (tmp_path / name).write_text(capsys.readouterr().out)
     files = [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
     assert main.run(["bench", "--compare", *files]) == 0
     assert "tokens_per_step" in capsys.readouterr().out
-    assert main.run(["bench", "--compare", *files, "-o", "json"]) == 0
+    assert main.run(["bench", "--compare", *files, "--json"]) == 0
     changes = json.loads(capsys.readouterr().out)["changes"]
     assert {c["figure"] for c in changes} == {"tps", "speedup", "tokens_per_step"}
     steps = [c for c in changes if c["figure"] == "tokens_per_step"]

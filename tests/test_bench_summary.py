@@ -294,6 +294,19 @@ def test_every_form_names_machine_versions_and_weights() -> None:
             assert part in form
 
 
+def test_intervals_are_of_several_questions() -> None:
+    def header(asked: int, repeats: int) -> str:
+        result = made(random_answers(7))
+        protocol = replace(result.protocol, asked=asked, repeats=repeats)
+        return header_lines(replace(result, protocol=protocol))[-1]
+
+    assert "95% intervals" in header(2, 1)
+    assert "95%" not in header(1, 3)
+    assert "1 question (" in header(1, 3)
+    assert "repeats" in header(1, 3)
+    assert "brackets" not in header(1, 1)
+
+
 def test_acceptance_is_shown_down_to_the_deepest_draft() -> None:
     """Copies of the text are accepted at more depths than a terminal has columns for."""
     table = acceptance_table(summarise([answer(DRAFTED, lengths=[32, 1], nodes=[32, 7])]))

@@ -21,8 +21,9 @@ from redrafter_mlx.cli import doctor, generate, main, options
 from redrafter_mlx.cli.terminal import Terminal, one_line, sanitise, statistics_line
 from redrafter_mlx.config import PLAIN, GenerationOptions
 from redrafter_mlx.drafting.installed import ListedDrafter
-from redrafter_mlx.errors import DownloadError
+from redrafter_mlx.errors import DamagedFileError, DownloadError
 from redrafter_mlx.response import Completion
+from redrafter_mlx.runtime.words import count
 from redrafter_mlx.version import __version__
 from redrafter_mlx.weights.registry import REGISTRY
 
@@ -360,6 +361,28 @@ def test_doctor_reports_an_unknown_cache_folder(
     problems = json.loads(capsys.readouterr().out)["problems"]
     (found,) = (p for p in problems if "~nobody-of-that-name" in p["what"])
     assert found["remedy"] == "set REDRAFTER_CACHE to a folder"
+
+
+def test_doctor_shows_an_error_without_a_remedy_of_its_own_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: str) -> None:
+        raise DamagedFileError("/models/a; b.gguf is damaged; fetch it again")
+
+    monkeypatch.setattr("redrafter_mlx.weights.resolve.find_local", fail)
+    assert main.run(["doctor", "--json"]) == 0
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    (found,) = (p for p in problems if "b.gguf" in p["what"])
+    assert found["what"] == "/models/a; b.gguf is damaged; fetch it again"
+    assert found["remedy"] is None
+    assert main.run(["doctor"]) == 0
+    assert "remedy: None" not in capsys.readouterr().out
+
+
+def test_one_of_a_thing_is_singular() -> None:
+    assert statistics_line(1, 0.0, 1.0) == "1 token"
+    assert count(1, "question") == "1 question"
+    assert count(12_000, "token") == "12,000 tokens"
 
 
 def test_list_and_show_need_no_network_and_name_the_remedy(

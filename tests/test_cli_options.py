@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, fields
 from typing import Annotated
 
@@ -9,14 +10,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from redrafter_mlx.cli.options import (
-    GENERATION,
-    TARGET,
-    Flag,
-    ModelOptions,
-    TargetOptions,
-    with_options,
-)
+from redrafter_mlx.cli import main, serve
+from redrafter_mlx.cli.flag import Flag
+from redrafter_mlx.cli.options import GENERATION, TARGET, ModelOptions, TargetOptions, with_options
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.weights.registry import DEFAULT_MODEL
 
@@ -107,3 +103,69 @@ def test_every_option_of_an_answer_is_on_the_command_line_but_those_named_here()
 def test_a_model_has_all_the_options_of_a_target() -> None:
     targets = {f.name for f in fields(TargetOptions)}
     assert {f.name for f in fields(ModelOptions)} - targets == {"drafter", "drafter_bits"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "number"),
+    [("2000", 2000), ("24GB", 24 * 10**9), ("24 gb", 24 * 10**9), ("24G", 24 * 10**9),
+     ("1.5M", 1_500_000), ("1e6", 10**6), ("2.5e3", 2500), ("16GiB", 16 * 2**30), ("8k", 8000),
+     ("2_000_000", 2_000_000), ("2,000,000", 2_000_000), ("-1", -1), (".5k", 500)],
+)  # fmt: skip
+def test_a_whole_number_may_be_typed_with_its_multiple(typed: str, number: int) -> None:
+    assert filled("--width", typed)[0].width == number
+    assert filled(f"--max-tokens={typed}")[1].max_tokens == number if number > 0 else True
+
+
+@pytest.mark.parametrize("typed", ["a", "", "1.5", "24XB", "1e-3", "G", "1 2", "nan", "1e999"])
+def test_what_is_no_whole_number_is_refused_by_its_option(
+    typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["show", "qwen3-8b", f"--context={typed}"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "'--context'" in error
+    assert "less than 1" in main_error(capsys, "--context=0")
+
+
+def main_error(capsys: pytest.CaptureFixture[str], option: str) -> str:
+    assert main.run(["show", "qwen3-8b", option]) == 2
+    return capsys.readouterr().err
+
+
+def test_a_size_in_other_units_is_converted_to_the_options_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served: list[int] = []
+    monkeypatch.setattr(serve, "run", lambda serving, _: served.append(serving.max_body))
+    for typed in ("64", "64MB", "0.064 GB", "64_000k"):
+        main.run(["serve", "--max-body", typed])
+    assert served == [64] * 4
+
+
+@pytest.mark.parametrize("command", ["train", "export", "bench"])
+def test_o_is_where_a_command_writes(command: str) -> None:
+    (registered,) = (c for c in main.app.registered_commands if c.name == command)
+    assert registered.callback is not None
+    parameters = inspect.signature(registered.callback).parameters.values()
+    (written,) = (p for p in parameters if "-o" in getattr(p.default, "param_decls", ()))
+    assert written.default.metavar == "DIR"
+    assert "--output" in written.default.param_decls
+
+
+def test_a_home_folder_is_expanded_where_no_shell_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    got: list[tuple[object, ...]] = []
+    app = typer.Typer()
+
+    @with_options
+    def command(
+        *,
+        output: Annotated[str, Flag("Where.", "DIR")],
+        file: Annotated[tuple[str, ...], Flag("What.", "FILE")] = (),
+        text: Annotated[str, Flag("Said.", "TEXT")] = "",
+    ) -> None:
+        got.append((output, file, text))
+
+    app.command()(command)
+    CliRunner().invoke(app, ["--output=~/x", "--file=~/a", "--file=b", "--text=~/x"])
+    assert got == [("/home/me/x", ("/home/me/a", "b"), "~/x")]

@@ -98,7 +98,7 @@ def test_bench_tells_joules_where_it_is_asked(
     assert "energy" not in result(capsys)
     assert not powermetrics.exists()
     long = [*QUICK, "--max-tokens", "60", "--energy"]
-    assert main.run([*long, "-o", "json"]) == 0
+    assert main.run([*long, "--json"]) == 0
     energy = json.loads(capsys.readouterr().out.splitlines()[-1])["energy"]
     assert {one["method"]["name"] for one in energy} == {"mlx-lm", "autoregressive", "redrafter"}
     assert {round(one["watts"], 3) for one in energy} == {4.0}

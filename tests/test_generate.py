@@ -19,7 +19,7 @@ from mlx_lm.models.rope_utils import SuScaledRoPE
 from tiny import byte_model, byte_tokenizer, random_drafter
 
 import redrafter_mlx
-from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.config import AcceptMethod, GenerationOptions
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.prompt import prompt_tokens
@@ -116,6 +116,19 @@ def test_the_usual_shape_comes_with_the_nodes_that_its_steps_verified(model: nn.
     steps = {r.steps: r.step for r in responses if r.steps}.values()
     mine = [step.nodes for step in steps if step.shape == last.usual_shape]
     assert last.usual_nodes == pytest.approx(sum(mine) / len(mine))
+
+
+@pytest.mark.parametrize("accept", ["sample", "rejection", "typical"])
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_shape_that_the_options_do_not_name_is_reported_however_drafts_are_accepted(
+    model: nn.Module, accept: AcceptMethod, seed: int | None
+) -> None:
+    redrafter = Redrafter(model, byte_tokenizer(), random_drafter(seed=1, vocab_size=258))
+    options = GenerationOptions(max_tokens=20, temperature=1.0, accept=accept, seed=seed)
+    *_, last = redrafter.stream([1, 2, 3] * 4, options=options)
+    assert last.usual_shape is not None
+    *_, last = redrafter.stream([1, 2, 3] * 4, options=options, beam_width=2, beam_length=3)
+    assert last.usual_shape is None
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 12))

@@ -85,7 +85,7 @@ def test_it_drafts_through_load(own: Path) -> None:
 def test_it_drafts_in_bench(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = ["bench", "--drafter", f"{own}:LastTokenAgain", "--beam-width", "2",
               "--beam-length", "3", "--categories", "writing", "--max-tokens", "6", "-r", "1",
-              "--warmup", "0", "-o", "json"]  # fmt: skip
+              "--warmup", "0", "--json"]  # fmt: skip
     assert main.run(wanted) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["models"][0]["drafter"] == "the last token again"

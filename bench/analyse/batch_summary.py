@@ -40,7 +40,7 @@ class BatchRow:
     out_of_memory: bool = False
 
     def to_dict(self) -> dict[str, object]:
-        """Return the object that `-o json` prints: with the method's fields, and its name."""
+        """Return the object that `--json` prints: with the method's fields, and its name."""
         shown = asdict(self)
         method = shown.pop("method")
         return {"batch_size": shown.pop("size"), "method": method.pop("name"), **method, **shown}

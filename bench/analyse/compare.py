@@ -60,12 +60,12 @@ class Change:
         return "within the spread" if self.ratio.low <= 1 <= self.ratio.high else "differs"
 
     def to_dict(self) -> dict[str, object]:
-        """Return the object that `--compare -o json` prints."""
+        """Return the object that `--compare --json` prints."""
         return {**asdict(self), "certain": self.certain, "verdict": self.verdict}
 
 
 def read_result(path: str | Path) -> Saved:
-    """Read the object that `bench -o json` or `bench --paper` printed, the last line of a file.
+    """Read the object that `bench --json` or `bench --paper` printed, the last line of a file.
 
     If a table was measured with several lengths of prompts, its rows have that length.
 
@@ -86,7 +86,7 @@ def read_result(path: str | Path) -> Saved:
         raise BadInputError(f"cannot read {path}: {error.strerror}") from None
     except (AttributeError, LookupError, TypeError, ValueError):
         raise BadInputError(
-            f"{path} does not end in what `redrafter-mlx bench -o json` prints"
+            f"{path} does not end in what `redrafter-mlx bench --json` prints"
         ) from None
 
 

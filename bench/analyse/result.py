@@ -55,7 +55,7 @@ class Result(Generic[AnyRow]):
     energy: tuple[Energy, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
-        """Return the object that `-o json` prints."""
+        """Return the object that `--json` prints."""
         shown = {**asdict(self), "rows": [row.to_dict() for row in self.rows]}
         if not self.energy:
             del shown["energy"]

@@ -29,7 +29,7 @@ class PaperResult:
     differences: tuple[Difference, ...]
 
     def to_dict(self) -> dict[str, object]:
-        """Return what `-o json` prints."""
+        """Return what `--json` prints."""
         return asdict(self)
 
     @property

@@ -13,6 +13,7 @@ from redrafter_mlx.bench.analyse.summary import Row
 from redrafter_mlx.bench.measure.methods import BASELINE, Method
 from redrafter_mlx.bench.measure.questions import WHOLE
 from redrafter_mlx.bench.statistics import Spread
+from redrafter_mlx.runtime.words import count
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,13 @@ def header_lines(result: Result[Row] | Result[BatchRow]) -> list[str]:
             f"{weights}; {drafter}{_short(model.drafter_hash)}"
         )
     repeats = "once" if p.repeats == 1 else f"{p.repeats} times"
-    asked = "1 question" if p.asked == 1 else f"{p.asked} questions"
+    if p.asked > 1:
+        brackets = "; 95% intervals in brackets"
+    else:  # which says nothing of other questions
+        brackets = "; brackets hold the scatter of its repeats" if p.repeats > 1 else ""
     lines.append(
-        f"{asked} ({p.questions}), {p.max_tokens} tokens, each {repeats}; 95% intervals in brackets"
+        f"{count(p.asked, 'question')} ({p.questions}), {count(p.max_tokens, 'token')}, each "
+        f"{repeats}{brackets}"
     )
     return lines
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 from redrafter_mlx.bench.show.plot import check_plot
 from redrafter_mlx.bench.show.report_folder import check_report
 from redrafter_mlx.cli.bench.options import MOST_AT_ONCE, BenchOptions
-from redrafter_mlx.cli.options import option_name
+from redrafter_mlx.cli.flag import option_name
 from redrafter_mlx.config import check_int
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.launched import launched_rank
@@ -17,7 +17,7 @@ from redrafter_mlx.weights.precision import check_drafter_bits
 def check_comparison(options: BenchOptions) -> None:
     """Raise BadInputError for an option that `--compare` does not use."""
     for option in fields(options):
-        used = option.name in ("compare", "output")
+        used = option.name in ("compare", "json")
         if not used and getattr(options, option.name) != option.default:
             raise BadInputError(f"--compare measures nothing; leave out {option_name(option.name)}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from redrafter_mlx.cli.bench.options import FORMATS, BenchOptions
+from redrafter_mlx.cli.bench.options import BenchOptions
 from redrafter_mlx.cli.options import given_names, with_options
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.awake import kept_awake
@@ -21,10 +21,10 @@ def command(*, context: typer.Context, options: BenchOptions) -> None:
     """
     if options.model == "serve":
         raise BadInputError("`bench serve` takes its options after `serve`")
-    if options.output not in FORMATS:
+    if options.report in ("json", "table"):
         raise BadInputError(
-            f"--output is {options.output!r}; choose one of {', '.join(FORMATS)}; a folder is "
-            f"--report DIR"
+            f"--output is {options.report}, and it names the folder of a report; for one JSON "
+            f"object, give --json"
         )
     from redrafter_mlx.cli.bench.run import run
 

@@ -15,7 +15,8 @@ from redrafter_mlx.bench.measure.questions import (
     read_questions,
 )
 from redrafter_mlx.cli import options as opt
-from redrafter_mlx.cli.options import MODEL, Flag
+from redrafter_mlx.cli.flag import Flag
+from redrafter_mlx.cli.options import MODEL
 from redrafter_mlx.cli.ranges import each_once, parse_integers, parse_numbers, parse_words
 from redrafter_mlx.config import AcceptMethod, DType, Prefixes, SamplingParams, check_choice
 from redrafter_mlx.errors import BadInputError
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from redrafter_mlx.engine.engine import Redrafter
 
 _PAPER, _SHAPE, _ASK, _OUT = "Papers", "Shapes and methods", "Questions", "Output"
-FORMATS = ("table", "json")
 MOST_AT_ONCE = 256
 """Maximum number of requests that an engine decodes at once, see EngineOptions."""
 
@@ -93,9 +93,7 @@ class BenchOptions:
     warmup: Annotated[int, Flag("Answers by each method before timing.", "N")] = 1
     delay: Annotated[float, Flag("Seconds of rest before each answer.", "S")] = 0.0
     seed: Annotated[int, Flag("Of sampled answers.", "N")] = 0
-    output: Annotated[str, Flag(
-        "On standard output; with json its last line is one object.", "|".join(FORMATS), _OUT,
-        ("--output", "-o"))] = "table"
+    json: Annotated[bool, Flag("Print one JSON object, on the last line.", panel=_OUT)] = False
     plot: Annotated[str | None, Flag(
         "The heatmap, tokens/step and speedup as a picture.", "FILE.png", _OUT)] = None
     answers: Annotated[str | None, Flag(
@@ -103,12 +101,12 @@ class BenchOptions:
         "where it ends.", "FILE", _OUT)] = None
     report: Annotated[str | None, Flag(
         "A folder to share: tables, pictures, the profile, machine, versions and command.", "DIR",
-        _OUT)] = None
+        _OUT, ("--report", "--output", "-o"))] = None
     energy: Annotated[bool, Flag(
         "Joules a token by macOS's powermetrics, which needs root: run `sudo -v` first.",
         panel=_OUT)] = False
     compare: Annotated[tuple[str, str] | None, Flag(
-        "Measure nothing; compare two results of -o json, or two folders of --report.", "A B",
+        "Measure nothing; compare two results of --json, or two folders of --report.", "A B",
         _OUT)] = None
     drafter: Annotated[tuple[str, ...], Flag(
         "As in generate; random is the first of them, or else the trained one, with its weights "

@@ -26,7 +26,7 @@ from redrafter_mlx.cli.bench.batches import run_batches
 from redrafter_mlx.cli.bench.checks import check_measurement
 from redrafter_mlx.cli.bench.options import BenchOptions
 from redrafter_mlx.cli.bench.session import measure_machine, run_session
-from redrafter_mlx.cli.options import option_name
+from redrafter_mlx.cli.flag import option_name
 from redrafter_mlx.cli.progress import describe_count, progress_bars
 from redrafter_mlx.cli.ranges import parse_numbers, parse_words
 from redrafter_mlx.distill.options_file import OPTIONS, read_options
@@ -37,7 +37,7 @@ from redrafter_mlx.errors import BadInputError, ModelNotFoundError
 from redrafter_mlx.runtime.launched import launched_rank
 from redrafter_mlx.weights.registry import DEFAULT_MODEL
 
-_ELSEWHERE = ("paper", "output", "plot", "answers", "questions", "mt_bench", "limit", "model",
+_ELSEWHERE = ("paper", "json", "plot", "answers", "questions", "mt_bench", "limit", "model",
               "offline", "seed")  # fmt: skip
 """Options that a table shows in other ways, or that change no figure but by chance."""
 
@@ -134,7 +134,7 @@ def fill(protocol: PaperProtocol, asked: BenchOptions, given: Collection[str]) -
         raise BadInputError(f"--paper {protocol.name} compares drafters by name; give {number}")
     kind = protocol.measures
     if kind in ("logs", "nothing"):
-        used = {"paper", "output", *(["drafter"] if kind == "logs" else [])}
+        used = {"paper", "json", *(["drafter"] if kind == "logs" else [])}
         if more := sorted({*given} - used):
             raise BadInputError(
                 f"--paper {protocol.name} measures nothing; leave out {option_name(more[0])}"

@@ -28,7 +28,7 @@ from redrafter_mlx.cli.bench.checks import check_comparison, check_measurement
 from redrafter_mlx.cli.bench.options import BenchOptions
 from redrafter_mlx.cli.bench.paper import run_paper
 from redrafter_mlx.cli.bench.session import run_session
-from redrafter_mlx.cli.options import option_name
+from redrafter_mlx.cli.flag import option_name
 from redrafter_mlx.cli.terminal import console
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
@@ -138,7 +138,7 @@ def _print(
     notes: Iterable[str],
 ) -> None:
     """Print the record as JSON, or else the header, tables and heatmaps, and the notes."""
-    if options.output == "json":
+    if options.json:
         print(json.dumps(record), flush=True)
         return
     for line in header:

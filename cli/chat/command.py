@@ -12,8 +12,8 @@ import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.chat import commands as chat_commands
+from redrafter_mlx.cli.flag import Flag, option_name
 from redrafter_mlx.cli.offer import offer_drafter
-from redrafter_mlx.cli.options import Flag
 from redrafter_mlx.cli.prefill_line import PrefillLine
 from redrafter_mlx.cli.serve import API_KEY
 from redrafter_mlx.cli.terminal import (
@@ -22,6 +22,7 @@ from redrafter_mlx.cli.terminal import (
     Terminal,
     check_text,
     loss_note,
+    quiet_interrupts,
     shape_note,
     shares_line,
     statistics_line,
@@ -100,7 +101,7 @@ def command(
 
         for name, value in vars(replace(loading, model=None)).items():
             if value != getattr(opt.ModelOptions, name):
-                option = opt.option_name(name)
+                option = option_name(name)
                 raise BadInputError(f"{option} is the server's; give it to `redrafter-mlx serve`")
         model, client = connect(server, loading.model, api_key)
         session = RemoteSession(client, system)
@@ -206,7 +207,8 @@ def answer(chat: Chat, text: str) -> None:
     """Stream one answer; Ctrl-C ends it, and the conversation keeps its text so far."""
     last, end = None, "\n"
     sources: Counter[Source] = Counter()
-    with StopKey() as key, PrefillLine(chat.terminal.stderr) as line:
+    interrupts = quiet_interrupts(chat.terminal)
+    with interrupts, StopKey() as key, PrefillLine(chat.terminal.stderr) as line:
         responses = chat.session.stream(text, options=chat.options, on_prefill=line.update)
         try:
             for last in responses:

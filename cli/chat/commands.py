@@ -19,6 +19,7 @@ from redrafter_mlx.errors import BadInputError, DamagedFileError, meant
 from redrafter_mlx.runtime.atomic_write import write_private_text
 from redrafter_mlx.runtime.json_file import read_object, to_json
 from redrafter_mlx.runtime.paths import human_size
+from redrafter_mlx.runtime.words import count
 
 if TYPE_CHECKING:
     from redrafter_mlx.cli.chat.command import Chat
@@ -150,9 +151,9 @@ def _read(chat: Chat, rest: str) -> None:
     path = _path("/read", rest)
     try:
         text = _read_text(path)
-        size = f"{len(text):,} characters"
+        size = count(len(text), "character")
         if chat.count_tokens is not None:
-            size = f"{chat.count_tokens(text):,} tokens"
+            size = count(chat.count_tokens(text), "token")
     except OSError as error:
         raise BadInputError(f"cannot read {path}: {error.strerror or error}") from None
     except BadInputError as error:
@@ -217,8 +218,7 @@ def _read_chat(path: Path) -> tuple[str | None, list[dict[str, str]]]:
 
 
 def _turns(chat: Chat) -> str:
-    n = len(chat.session.messages) // 2
-    return f"{n} turn{'' if n == 1 else 's'}"
+    return count(len(chat.session.messages) // 2, "turn")
 
 
 def _exit(chat: Chat, _: str) -> None:

@@ -187,7 +187,8 @@ class Scheduler:
         prefill = Prefill(
             self._target, decoder.drafter, cache, start, [prompt], parked=shape == PLAIN
         )
-        answer.tally = Tally(len(prompt), start, automatic=answer.shape is None)
+        chosen = answer.shape is None or (options.automatic and answer.shape != PLAIN)
+        answer.tally = Tally(len(prompt), start, shape_is_chosen=chosen)
         self._prompts.reading.append(Reading(answer, batch, prefill, row, shape))
 
     def _start(self, reading: Reading) -> None:

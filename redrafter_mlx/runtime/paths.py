@@ -36,7 +36,9 @@ def cache_dir() -> Path:
     try:
         return Path(chosen).expanduser()
     except RuntimeError as error:
-        raise BadInputError(f"{chosen}: {error}; set REDRAFTER_CACHE to a folder") from error
+        raise BadInputError(
+            f"{chosen}: {error}", remedy="set REDRAFTER_CACHE to a folder"
+        ) from error
 
 
 def keep_own_kernels() -> None:

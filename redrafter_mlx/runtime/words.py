@@ -1,0 +1,8 @@
+"""Words for people: numbers of things."""
+
+from __future__ import annotations
+
+
+def count(number: int, noun: str) -> str:
+    """Return `1 question`, `2 questions`, `12,000 tokens`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
