@@ -9,7 +9,18 @@ from typing import Annotated
 
 import typer
 
-from redrafter_mlx.cli import doctor, export, generate, models, quality, serve, train, tune, verify
+from redrafter_mlx.cli import (
+    corpora,
+    doctor,
+    export,
+    generate,
+    models,
+    quality,
+    serve,
+    train,
+    tune,
+    verify,
+)
 from redrafter_mlx.cli.bench import command as bench
 from redrafter_mlx.cli.bench import serve as bench_serve
 from redrafter_mlx.cli.chat import command as chat
@@ -81,6 +92,7 @@ app.command("drafters")(models.drafters)
 app.command("doctor")(doctor.command)
 app.command("verify")(verify.command)
 app.command("train")(train.command)
+app.command("corpora")(corpora.command)
 app.command("quality")(quality.command)
 app.command("bench")(bench.command)
 app.command(_TWO_WORDS)(bench_serve.command)

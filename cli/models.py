@@ -84,7 +84,7 @@ def list_all() -> None:
             )
             for model in known
         ]
-    _print_table(("NAME", "ON DISK", "SIZE", "FITS", "DRAFTERS", "LICENCE"), rows)
+    print_table(("NAME", "ON DISK", "SIZE", "FITS", "DRAFTERS", "LICENCE"), rows)
 
 
 @opt.with_options
@@ -115,7 +115,7 @@ def drafters(name: Name, as_json: opt.Json = False) -> None:
     if not listed:
         print(f"no drafter is known for {name}; `redrafter-mlx train` trains one")
         return
-    _print_table(
+    print_table(
         ("NAME", "FORM", "ON DISK", "SIZE", "LICENCE"),
         [
             (
@@ -267,7 +267,7 @@ def _drafters(model: ModelStatus) -> str:
     return ", ".join(dict.fromkeys([*here, *(one.form for one in listed if not one.path)]))
 
 
-def _print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table at its full width: in a narrow terminal lines run on, and no cell is lost."""
     from rich.markup import escape
     from rich.table import Table

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import typer
@@ -72,7 +72,7 @@ def run_training(job: TrainingJob, *, dry_run: bool, hours: float | None) -> Non
         with _stage(console, "planning from a little of both stages"):
             run.begin(schedule)
         _print_plan(console, run, schedule)
-    with _alone_in(run.job.output):
+    with _alone_in(run.job.output), _using(run.folder):
         _train(run, console, schedule)
 
 
@@ -116,6 +116,18 @@ def _alone_in(output: Path) -> Iterator[None]:
         finally:
             if made and not any(output.iterdir()):  # it wrote nothing
                 output.rmdir()
+
+
+@contextmanager
+def _using(corpus: Path) -> Iterator[None]:
+    """Keep a corpus from being removed; other runs may use it too."""
+    corpus.mkdir(parents=True, exist_ok=True)
+    with locked(corpus, f"{corpus} is being removed; run the same command again", shared=True):
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # unless it wrote nothing
+                corpus.rmdir()
 
 
 def _say_goodbye(console: Console, kept: str) -> None:

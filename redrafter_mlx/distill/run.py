@@ -28,6 +28,7 @@ from redrafter_mlx.distill.corpus.folder import (
 )
 from redrafter_mlx.distill.corpus.prompts.given_texts import corpus_key, read_given
 from redrafter_mlx.distill.corpus.shards import Text
+from redrafter_mlx.distill.corpus.stored import corpora_folder
 from redrafter_mlx.distill.corpus.workers import write_corpus
 from redrafter_mlx.distill.estimate import (
     Estimate,
@@ -63,7 +64,6 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.runtime.device import chip_name, system_name
-from redrafter_mlx.runtime.paths import cache_dir
 from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.tree_check import check_trees
@@ -158,7 +158,7 @@ class TrainingRun:
         self._options = to_toml(job)
         self.plan = self._plan()
         key = corpus_key(self._contents, self.loaded.source.dtype, job, given, tokenizer)
-        self.folder = cache_dir() / "corpora" / key
+        self.folder = corpora_folder() / key
         self._max_bytes = self._max_bytes or default_corpus_bytes(self.folder)
         self.corpus_job = CorpusJob(
             job,

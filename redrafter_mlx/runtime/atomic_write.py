@@ -47,8 +47,10 @@ def flush_to_disk(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path, taken: str) -> Iterator[None]:
+def locked(path: Path, taken: str, *, shared: bool = False) -> Iterator[None]:
     """Hold a lock on a folder or file, which nothing but `locked` respects.
+
+    shared: others may hold it too, if they share it
 
     Raises BadInputError, with the text `taken`, if another process holds it. Where the file
     system has no locks, there is none.
@@ -56,7 +58,7 @@ def locked(path: Path, taken: str) -> Iterator[None]:
     file = os.open(path, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BadInputError(taken) from None
         except OSError:  # a network's file system

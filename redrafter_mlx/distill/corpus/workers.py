@@ -118,7 +118,8 @@ class BlockWriter:
         self._target = Target(loaded.model).reading(job.extras.context)
         self.source, self.started = job.source(self._target, loaded.tokenizer), BlockProgress()
         self._made = {
-            "writing": json.dumps(asdict(job.job.writing)), "target": loaded.source.fingerprint
+            "writing": json.dumps(asdict(job.job.writing)), "target": loaded.source.fingerprint,
+            "model": loaded.source.name,
         }  # fmt: skip
 
     def write(self, block: int) -> None:
