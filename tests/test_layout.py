@@ -46,6 +46,7 @@ FLOORS = {
         "report",
         "memory_plan",
         "preflight",
+        "sizes",
         "estimate",
         "hours",
         "run",

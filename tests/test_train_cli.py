@@ -25,8 +25,9 @@ from tiny import byte_model, byte_tokenizer, random_model
 from waiting import wait_for
 
 from redrafter_mlx.cli import main
-from redrafter_mlx.cli.train_screen import _fit, shortfall
-from redrafter_mlx.distill import estimate
+from redrafter_mlx.cli.train_lines import shortfall
+from redrafter_mlx.cli.train_screen import _fit
+from redrafter_mlx.distill import estimate, sizes
 from redrafter_mlx.distill import run as run_module
 from redrafter_mlx.distill.corpus.folder import CorpusSize
 from redrafter_mlx.distill.corpus.shards import load_shard
@@ -320,7 +321,7 @@ def test_a_corpus_takes_a_tenth_of_the_free_disk_at_most_and_a_dry_run_says_so(
     line = arguments(model, prompts, tmp_path / "out", {"": {"cache_bytes": None}})
     disk = SimpleNamespace(free=100_000_000 + 4_000_000)
     monkeypatch.setattr("redrafter_mlx.runtime.paths.shutil.disk_usage", lambda _: disk)
-    monkeypatch.setattr(estimate, "training_bytes", lambda *_: 0)
+    monkeypatch.setattr(sizes, "training_bytes", lambda *_: 0)
     assert main.run([*line, "--answer-tokens", "100000", "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "400 kB, which holds" in shown
@@ -335,7 +336,7 @@ def test_a_resumed_run_keeps_the_bound_of_its_corpus_when_the_free_disk_has_chan
     model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = arguments(model, prompts, tmp_path / "out", {"": {"cache_bytes": None}})
-    monkeypatch.setattr(estimate, "training_bytes", lambda *_: 0)
+    monkeypatch.setattr(sizes, "training_bytes", lambda *_: 0)
     for free in (4_000_000, 9_000_000, 2_000_000):
         disk = SimpleNamespace(free=100_000_000 + free)
         monkeypatch.setattr("redrafter_mlx.runtime.paths.shutil.disk_usage", lambda _, d=disk: d)
@@ -846,7 +847,7 @@ def test_only_what_is_missing_of_a_corpus_needs_room_on_the_disk(
 ) -> None:
     """Here the states of layers that an earlier drafter did not read; and a copy of a block, as
     file managers make them, is not one."""
-    monkeypatch.setattr(estimate, "training_bytes", lambda *_: 0)
+    monkeypatch.setattr(sizes, "training_bytes", lambda *_: 0)
     without = {"drafter": {"context_layers": []}}
     assert main.run(arguments(model, prompts, tmp_path / "one", without)) == 0
     (corpus,) = (tmp_path / "cache" / "corpora").iterdir()
@@ -867,7 +868,7 @@ def test_a_trial_plans_no_larger_corpus_than_the_disk_holds(
     keys = read_options(options_file(tmp_path / "keys.toml", {}))
     job = make_job({**keys, "model": str(model), "prompts": [str(prompts)]}, tmp_path / "out")
     run = TrainingRun(job)
-    saved = estimate.training_bytes(job, run.recipe)
+    saved = sizes.training_bytes(job, run.recipe)
     free = SimpleNamespace(free=100_000_000 + saved + 5000)
     monkeypatch.setattr("redrafter_mlx.runtime.paths.shutil.disk_usage", lambda _: free)
     guess = run.estimate()

@@ -30,15 +30,7 @@ from redrafter_mlx.distill.corpus.prompts.given_texts import corpus_key, read_gi
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.corpus.stored import corpora_folder
 from redrafter_mlx.distill.corpus.workers import write_corpus
-from redrafter_mlx.distill.estimate import (
-    Estimate,
-    Sizes,
-    check_disk,
-    default_corpus_bytes,
-    estimate,
-    plain_seconds,
-    sizes,
-)
+from redrafter_mlx.distill.estimate import Estimate, estimate, plain_seconds
 from redrafter_mlx.distill.evaluation.speed import TIMED_TOKENS, MeasuredRow, measure_speed
 from redrafter_mlx.distill.forms.registry import recipe_for
 from redrafter_mlx.distill.hours import PLANNED_EPOCHS, BlockSize, Pace, Schedule
@@ -55,6 +47,7 @@ from redrafter_mlx.distill.preflight import check_output, least_blocks
 from redrafter_mlx.distill.report.card import TrainingReport, write_card
 from redrafter_mlx.distill.report.metrics import MetricsLog, best_quality, training_seconds
 from redrafter_mlx.distill.report.plots import draw_plots
+from redrafter_mlx.distill.sizes import Sizes, check_disk, default_corpus_bytes, sizes
 from redrafter_mlx.distill.training.checkpoint import check_same_run, read_checkpoint
 from redrafter_mlx.distill.training.trainer import Event, Trainer
 from redrafter_mlx.distributed.facts import facts_of
