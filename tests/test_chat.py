@@ -207,7 +207,7 @@ def test_quotes_that_are_never_closed_send_nothing() -> None:
         ("/read /dev/zero", "/dev/zero: it is not a file"),
         ("/read /", "/: it is not a file"),
         ("/load /nowhere/at/all", "/nowhere/at/all: No such file"),
-        ("/load /dev/zero", "/dev/zero is not a file"),
+        ("/load /dev/zero", "/dev/zero cannot be read: it is a device, not a file"),
         ("/save /dev/null/no", "cannot write /dev/null/no"),
         ("bad \udcff byte", "not UTF-8"),
         ("refuse", "too long"),

@@ -230,7 +230,11 @@ def _changed(tmp_path: Path, change: str) -> Path:
     elif change == "shape":
         tensors[name] = ((shape[0] // 2, shape[1]), kind, data[: len(data) // 2])
     elif change == "extra":
+        tensors["blk.1.attn_k_norm.weight"] = ((4,), F32, bytes(16))
+    elif change == "bias":
         tensors["blk.1.attn_k.bias"] = ((4,), F32, bytes(16))
+    elif change == "third layer":
+        tensors["blk.2.attn_k.weight"] = tensors[name]
     elif change == "norm":
         tensors["output_norm.weight"] = ((64,), Q8_0, bytes(68))
     elif change == "type":
@@ -245,7 +249,9 @@ def _changed(tmp_path: Path, change: str) -> Path:
     [
         ("missing", DamagedFileError, r"m\.gguf.*Missing.*layers\.1\.self_attn\.k_proj\.weight"),
         ("shape", DamagedFileError, r"m\.gguf.*\(16, 64\) for.*layers\.1\.self_attn\.k_proj"),
-        ("extra", DamagedFileError, r"m\.gguf.*not in.*layers\.1\.self_attn\.k_proj\.bias"),
+        ("extra", UnsupportedModelError, r"m\.gguf.*blk\.1\.attn_k_norm\.weight, which no"),
+        ("bias", UnsupportedModelError, r"m\.gguf.*blk\.1\.attn_k\.bias.*biases is not read"),
+        ("third layer", DamagedFileError, r"m\.gguf.*not in.*layers\.2\.self_attn\.k_proj"),
         ("norm", DamagedFileError, r"m\.gguf.*RMSNorm"),
         ("type", UnsupportedModelError, r"m\.gguf.*token_embd\.weight is IQ2_S"),
     ],
@@ -275,6 +281,39 @@ def test_unusable_metadata_is_named(tmp_path: Path, key: str, value: object, wor
     path = write_gguf(tmp_path / "m.gguf", gguf_metadata(**{key: value}), tensors)
     with pytest.raises(RedrafterError, match=words):
         load_gguf(path).read_tokenizer()
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_every_part_of_a_split_file_is_called_one(tmp_path: Path, part: int) -> None:
+    """Parts after the first hold no metadata but their own numbers, and any part some tensors."""
+    whole = gguf_tensors(llama_model(), F16)
+    tensors = dict([*whole.items()][part::3])
+    metadata = gguf_metadata() if part == 0 else {}
+    path = tmp_path / f"m-0000{part + 1}-of-00003.gguf"
+    write_gguf(path, {**metadata, "split.no": part, "split.count": 3}, tensors)
+    with pytest.raises(UnsupportedModelError, match=f"part {part + 1} of 3.*llama-gguf-split"):
+        load_target(path)
+    path = write_gguf(tmp_path / "m.gguf", {**gguf_metadata(), "split.count": 1}, whole)
+    assert load_target(path).source.name == str(path)
+
+
+@pytest.mark.parametrize("damaged", ["<0xZZ>", "<0x4", "<0x", "byte"])
+def test_a_byte_token_that_names_no_byte_is_named(tmp_path: Path, damaged: str) -> None:
+    texts = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "a", "b"]
+    metadata = gguf_metadata(
+        tokenizer__ggml__model="llama",
+        tokenizer__ggml__token_type=[2, 3, 3, *[6] * 256, 1, 1],
+        tokenizer__ggml__scores=[0.0] * 259 + [-1.0, -2.0],
+        tokenizer__ggml__merges=None,
+    )
+    path, tensors = tmp_path / "m.gguf", gguf_tensors(llama_model(), F16)
+    write_gguf(path, {**metadata, "tokenizer.ggml.tokens": texts}, tensors)
+    tokenizer = load_target(path).tokenizer
+    assert encode_text(tokenizer, "é")[-2:] == [3 + 0xC3, 3 + 0xA9]
+    texts[3 + 0x41] = damaged
+    write_gguf(path, {**metadata, "tokenizer.ggml.tokens": texts}, tensors)
+    with pytest.raises(DamagedFileError, match=f"m.gguf: token 68 is '{damaged}'"):
+        load_target(path)
 
 
 @pytest.mark.parametrize("pre", ["smollm", "gpt-2", "llama-bpe", "qwen2"])

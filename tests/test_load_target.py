@@ -390,6 +390,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         _config(num_hidden_layers=3),
         r"model cannot be loaded: Missing \d+ parameters: model\.layers\.2\.",
     ),
+    "millions of layers": (
+        _config(num_hidden_layers=30_000_000),
+        r"config\.json: num_hidden_layers is 30000000, and its weights hold at most 20 layers",
+    ),
+    "millions of layers in a language model": (
+        _config(text_config={"num_hidden_layers": 30_000_000}),
+        r"config\.json: num_hidden_layers is 30000000",
+    ),
     "rotary base is a text": (_config(rope_theta="10000.0"), "model that cannot be called: rope"),
     "weights are integers": (
         _rewrite(lambda w: w.update({K_PROJ: mx.zeros((32, 64), mx.int8)})),

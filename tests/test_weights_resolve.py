@@ -680,6 +680,17 @@ def test_an_architecture_that_cannot_be_a_target_is_refused_before_its_weights_a
         assert not _weights_asked(hub)
 
 
+@pytest.mark.parametrize("key", ["num_hidden_layers", "n_layer", "num_loops"])
+def test_millions_of_layers_are_refused_before_a_module_is_built_or_a_weight_is_fetched(
+    hub: FakeHub, key: str
+) -> None:
+    config = {**LARGE, "rms_norm_eps": 1e-5, "model_type": "llama"}
+    hub.repos["org/odd", "main"] = model_files({**config, key: 30_000_000})
+    with pytest.raises(DamagedFileError, match=f"org/odd: .*config.json: {key} is 30000000"):
+        load_target("org/odd")
+    assert not _weights_asked(hub)
+
+
 @pytest.mark.parametrize(
     ("config", "form"),
     [

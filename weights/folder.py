@@ -23,10 +23,12 @@ from transformers import PreTrainedTokenizerFast
 
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.runtime.json_file import read_object
+from redrafter_mlx.runtime.regular_file import read_regular_text
 from redrafter_mlx.weights.chat import VICUNA_TEMPLATE
 from redrafter_mlx.weights.chat_template import is_vicuna
 from redrafter_mlx.weights.files.folder import (
     SafetensorsHeader,
+    check_layers,
     check_tokenizer,
     folder_fingerprint,
     read_config,
@@ -52,6 +54,8 @@ def load_folder(folder: Path, name: str) -> RawModel:
     """
     stored = read_config(folder)
     headers = read_headers(folder)
+    tensors = sum(len(header.shapes) for header in headers.values())
+    check_layers(stored, tensors, folder / "config.json")
     model, config = _load_model(folder, headers, top_level_rope(stored))
     check_tokenizer(folder)
     return RawModel(
@@ -137,10 +141,11 @@ def _stored_tokenizer(folder: Path, ends: object) -> TokenizerWrapper:
         # None would make transformers ask on stdin whether to run code that the files name.
         tokenizer = load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=eos)
         _match_decoder(tokenizer)
-        return tokenizer
+        _ = tokenizer.detokenizer  # made here, so that what it cannot read is an error of the file
     except Exception as error:  # transformers passes on its parsers' errors, of any type
         text = " ".join(str(error).split()) or type(error).__name__
         raise DamagedFileError(f"{folder}: its tokenizer cannot be read: {text:.200}") from error
+    return tokenizer
 
 
 def _match_decoder(tokenizer: TokenizerWrapper) -> None:
@@ -162,7 +167,7 @@ def _chat_template(folder: Path, settings: dict[str, object]) -> str | None:
     file = folder / "chat_template.jinja"
     if file.exists():
         try:
-            return file.read_text(encoding="utf-8")
+            return read_regular_text(file)
         except (OSError, ValueError) as error:
             raise DamagedFileError(f"{file} cannot be read: {error!s:.200}") from error
     template = settings.get("chat_template")

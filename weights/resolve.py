@@ -15,6 +15,7 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from redrafter_mlx.errors import (
+    DamagedFileError,
     DownloadError,
     ModelNotFoundError,
     UnsupportedModelError,
@@ -22,6 +23,7 @@ from redrafter_mlx.errors import (
 )
 from redrafter_mlx.runtime.launched import launched_rank
 from redrafter_mlx.runtime.paths import NoRoomError
+from redrafter_mlx.runtime.regular_file import check_regular
 from redrafter_mlx.weights import LOG, Progress, hub, log_progress, no_progress
 from redrafter_mlx.weights.checksum import is_intact
 from redrafter_mlx.weights.fit.machine import this_machine
@@ -108,6 +110,10 @@ def find_local(name: str | Path, *, progress: Progress = no_progress) -> LocalMo
         return None if path is None else LocalModel(wanted, path, entry, _remedy(wanted))
     own = _existing(wanted)
     if own is not None:
+        try:
+            check_regular(own)
+        except OSError as error:
+            raise ModelNotFoundError(f"{wanted} is no model: {error.strerror or error}") from None
         return LocalModel(wanted, own)
     repo = hub.split_repo(wanted)
     if repo is None:
@@ -142,7 +148,7 @@ def _fetch(
     def check(config: Path, sizes: Mapping[str, int]) -> None:
         try:
             check_listed(config, sizes)
-        except (ModelNotFoundError, UnsupportedModelError) as error:
+        except (DamagedFileError, ModelNotFoundError, UnsupportedModelError) as error:
             raise type(error)(f"{name}: {error}") from error
         if entry is None:
             tell(check_listing, config, sizes)

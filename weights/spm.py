@@ -12,6 +12,7 @@ begins. Other equal scores are refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _SPACE = "\u2581"
+_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 _PLAIN_TEXT = "\uff21  b"
 """Text that the usual normalisations change: a full-width letter, and two spaces."""
 
@@ -91,8 +93,10 @@ def spm_tokenizer(
 ) -> TokenizerWrapper:
     """Build a tokenizer that recognises control pieces; other text never merges into them.
 
-    Raises UnsupportedModelError if equal scores leave the order of merges to the text.
+    Raises UnsupportedModelError if equal scores leave the order of merges to the text, and
+    DamagedFileError for a byte token that names no byte.
     """
+    _check_bytes(pieces)
     pairs = zip(pieces.texts, pieces.kinds, strict=True)
     unknown = next((text for text, kind in pairs if kind == UNKNOWN), None)
     vocabulary = {text: i for i, text in enumerate(pieces.texts)}
@@ -153,6 +157,13 @@ def fast_tokenizer(
         **named,
     )
     return TokenizerWrapper(tokenizer, detokenizer, eos_token_ids=eos_token_ids)
+
+
+def _check_bytes(pieces: Pieces) -> None:
+    """Raise DamagedFileError for a byte piece, or what mlx-lm takes for one, without its number."""
+    for i, (text, kind) in enumerate(zip(pieces.texts, pieces.kinds, strict=True)):
+        if (kind == BYTE or text.startswith("<0x")) and not _BYTE_TOKEN.fullmatch(text):
+            raise DamagedFileError(f"{pieces.name}: token {i} is {text!r:.40}, which names no byte")
 
 
 def _merges(pieces: Pieces, vocabulary: dict[str, int]) -> list[tuple[str, str]]:

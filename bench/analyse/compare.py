@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from redrafter_mlx.bench.statistics import Spread
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.regular_file import read_regular_text
 
 FIGURES = ("tps", "request_tps", "total_tps", "speedup", "over_plain", "tokens_per_step")
 _IDENTITY = ("dtype", "method", "drafter", "accept", "temperature", "beam_width", "beam_length",
@@ -74,7 +75,7 @@ def read_result(path: str | Path) -> Saved:
     """
     file = Path(path) / RESULT if Path(path).is_dir() else Path(path)
     try:
-        lines = file.read_text(encoding="utf-8").strip().splitlines()
+        lines = read_regular_text(file).strip().splitlines()
         result = json.loads(lines[-1])
         results = result.get("results", [result])
         rows: list[SavedRow] = []

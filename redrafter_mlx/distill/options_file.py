@@ -25,6 +25,7 @@ from redrafter_mlx.distill.drafter_forms import DEFAULT_FORM, DrafterForm, form_
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import OPENINGS
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.regular_file import read_regular_text
 
 OPTIONS = "train.toml"
 """Name of the options file that is written next to a drafter."""
@@ -37,7 +38,7 @@ _T = TypeVar("_T")
 def read_options(path: Path) -> dict[str, object]:
     """Return the tables of an options file; raises BadInputError naming it if it is not TOML."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_regular_text(path))
     except OSError as error:
         raise BadInputError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:  # not UTF-8, or not TOML

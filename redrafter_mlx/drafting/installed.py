@@ -12,6 +12,7 @@ from redrafter_mlx.drafting.drafter_files import open_files, read_drafter_config
 from redrafter_mlx.drafting.forms import find_form
 from redrafter_mlx.errors import DamagedFileError, ModelNotFoundError, RedrafterError
 from redrafter_mlx.runtime.paths import bytes_below, cache_dir
+from redrafter_mlx.runtime.regular_file import read_regular_text
 from redrafter_mlx.weights import SHIPPED_DRAFTERS, Progress, no_progress
 from redrafter_mlx.weights.checksum import sha256_of
 from redrafter_mlx.weights.files.folder import folder_fingerprint, read_headers
@@ -125,7 +126,7 @@ def _form(folder: Path) -> str:
 def _licence(folder: Path) -> str | None:
     """Return the licence on a drafter's model card, None if there is none."""
     with contextlib.suppress(OSError, ValueError):
-        card = (folder / "README.md").read_text(encoding="utf-8")
+        card = read_regular_text(folder / "README.md")
         found = re.search(r'^license: "?([\w.-]+)"?$', card, re.MULTILINE)
         return found[1] if found else None
     return None

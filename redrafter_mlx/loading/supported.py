@@ -11,6 +11,7 @@ from redrafter_mlx.drafting.forms import check_form
 from redrafter_mlx.errors import ModelNotFoundError, UnsupportedModelError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.target.model import Target
+from redrafter_mlx.weights.files.folder import MAX_LAYERS, check_layers
 from redrafter_mlx.weights.files.names import holds_tokenizer
 from redrafter_mlx.weights.hub import MOST_DRAFTER_LAYERS
 from redrafter_mlx.weights.raw_model import is_unknown, top_level_rope
@@ -35,6 +36,8 @@ def check_repository(config: Path, files: Iterable[str]) -> None:
 def check_supported(config: Path) -> None:
     """Raise UnsupportedModelError for a model that cannot be a target, and an unsupported drafter.
 
+    Raises DamagedFileError for more layers than any model has.
+
     The model is built without weights, and none of its arrays is evaluated. A configuration from
     which none can be built passes, as the error on reading the files says more; so does that of a
     drafter, which names an architecture too and is recognised by its draft vocabulary or its few
@@ -44,6 +47,7 @@ def check_supported(config: Path) -> None:
     check_form(stored, config.parent)
     if _may_be_drafter(stored):
         return
+    check_layers(stored, MAX_LAYERS, config)
     stored |= top_level_rope(stored)
     try:
         kind, arguments = _get_classes(stored)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import stat
 from pathlib import Path
 
 from redrafter_mlx.errors import DamagedFileError
+from redrafter_mlx.runtime.regular_file import read_regular_text
 
 
 def to_json(content: object, indent: int | None = None) -> str:
@@ -30,9 +30,7 @@ def read_object(path: Path) -> dict[str, object]:
       DamagedFileError: in one line, naming the file, if it cannot be read or holds anything else
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # reading a named pipe would never end
-            raise DamagedFileError(f"{path} is not a file")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_regular_text(path))
     except FileNotFoundError:
         raise
     except OSError as error:

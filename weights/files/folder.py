@@ -17,14 +17,26 @@ from typing import BinaryIO
 
 from safetensors import SafetensorError, safe_open
 
+from redrafter_mlx.config import shown
 from redrafter_mlx.errors import (
     DamagedFileError,
     ModelNotFoundError,
     UnsupportedModelError,
 )
 from redrafter_mlx.runtime.json_file import read_object
+from redrafter_mlx.runtime.regular_file import check_regular
 from redrafter_mlx.weights.files.names import MODEL_WEIGHTS, WEIGHTS, holds_tokenizer, shards
 from redrafter_mlx.weights.gguf.header import read_header
+
+_LAYER_COUNTS = (
+    "num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_transformer_layers",
+    "num_kv_reuse_layers", "num_nextn_predict_layers", "num_loops", "loop_num",
+)  # fmt: skip
+"""Keys of config.json that say how often a module is built or called; other sizes are those of
+arrays, which take memory only when they are computed."""
+
+MAX_LAYERS = 1000
+"""Maximum number of layers while only a model's configuration is known; no model has as many."""
 
 _SAMPLE = 64
 """Bytes that are read from the middle of each tensor to distinguish models of one architecture."""
@@ -53,6 +65,7 @@ def check_model(path: Path) -> None:
 
 def read_config(folder: Path) -> dict[str, object]:
     """Read the model's configuration for mlx-lm."""
+    _check_regular_files(folder)
     path = folder / "config.json"
     if not path.exists():
         gguf = next(iter(sorted(folder.glob("*.gguf"))), None)
@@ -64,6 +77,35 @@ def read_config(folder: Path) -> dict[str, object]:
     if "model_file" in config:  # mlx-lm before 0.32 runs it without asking
         raise UnsupportedModelError(f"{folder} wants its own code to be run, which is refused")
     return config
+
+
+def check_layers(config: Mapping[str, object], most: int, path: Path) -> None:
+    """Raise DamagedFileError, naming the key, for more layers than a model can have.
+
+    Checked before it is built: millions of layers fill the memory before a tensor is missed.
+
+    most: the number of tensors in its weight files: each layer has at least one
+    path: of the configuration
+    """
+    text = config.get("text_config")
+    for described in (config, text if isinstance(text, Mapping) else {}):
+        for key in _LAYER_COUNTS:
+            value = described.get(key)
+            if isinstance(value, int) and value > most:
+                raise DamagedFileError(
+                    f"{path}: {key} is {shown(value)}, and its weights hold at most {most} layers"
+                )
+
+
+def _check_regular_files(folder: Path) -> None:
+    """Raise DamagedFileError for anything but files and folders; libraries open many of them."""
+    for path in folder.iterdir():
+        try:
+            check_regular(path)
+        except FileNotFoundError:
+            continue  # a link to nothing
+        except OSError as error:
+            raise DamagedFileError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
@@ -135,6 +177,7 @@ def check_tokenizer(folder: Path) -> None:
 def read_safetensors_header(path: Path) -> SafetensorsHeader:
     """Read a header and check that every tensor lies inside the file."""
     try:
+        check_regular(path)
         path.open("rb").close()  # safe_open gives another reason for what cannot be read
         with safe_open(path, "numpy") as file:
             names = file.keys()

@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.errors import DamagedFileError
+from redrafter_mlx.runtime.regular_file import check_regular
 from redrafter_mlx.weights.files.tensor_pickle import (
     MAX_BYTES,
     STORAGES,
@@ -83,6 +84,7 @@ def open_torch_file(path: Path) -> TorchFile:
 @contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open an archive; any error in it is raised as DamagedFileError, naming the file."""
+    check_regular(path)
     with path.open("rb") as file:
         try:
             if file.read(2) != b"PK":

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from redrafter_mlx.errors import DamagedFileError
+from redrafter_mlx.runtime.regular_file import check_regular
 
 T = TypeVar("T")
 
@@ -78,8 +79,9 @@ class GGUFHeader:
 def read_header(path: Path) -> GGUFHeader:
     """Read the header and check that every tensor lies inside the file.
 
-    Raises DamagedFileError naming the file and what is cut off or wrong in it.
+    Raises DamagedFileError naming the file and what is cut off or wrong in it, and OSError.
     """
+    check_regular(path)
     with path.open("rb") as file:
         if path.stat().st_size < 24 or file.read(4) != _MAGIC:
             raise DamagedFileError(f"{path} is not a GGUF file")

@@ -8,6 +8,7 @@ over adjacent pairs: MLX's `traditional` kind.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,9 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_TENSOR_NAME = re.compile(
+    rf"(token_embd|output_norm|output|rope_freqs|blk\.\d+\.({'|'.join(_LAYER_NAMES)}))\.weight"
+)
 
 
 def load_gguf(path: Path, progress: Progress = no_progress) -> RawModel:
@@ -51,11 +55,13 @@ def load_gguf(path: Path, progress: Progress = no_progress) -> RawModel:
 
     Raises:
       DamagedFileError: truncated, or a tensor or an entry of the metadata is missing or wrong
-      UnsupportedModelError: another architecture, tensor type, rope scaling or tokenizer
+      UnsupportedModelError: a part of a split file; another architecture, tensor, tensor type, rope
+        scaling or tokenizer
     """
     header = read_header(path)
+    _check_whole(header)
     args = _model_args(header)
-    _check_types(header)
+    _check_tensors(header)
     try:
         model = llama.Model(args)
         tensors = {_mlx_name(n): t for n, t in header.tensors.items() if n != _FREQUENCIES}
@@ -149,15 +155,32 @@ def _llama3_scaling(header: GGUFHeader, dims: int, base: float) -> dict[str, flo
     return scaling
 
 
-def _unsupported(header: GGUFHeader, what: str) -> UnsupportedModelError:
+def _unsupported(header: GGUFHeader, what: str, give: str = "give") -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"{header.path}: {what}; give the model's safetensors folder or Hub repository instead"
+        f"{header.path}: {what}; {give} the model's safetensors folder or Hub repository instead"
     )
 
 
-def _check_types(header: GGUFHeader) -> None:
-    """Raise UnsupportedModelError naming the first tensor of a type that cannot be read."""
+def _check_whole(header: GGUFHeader) -> None:
+    """Raise UnsupportedModelError for a part of a model that is split into several files."""
+    count = header.get("split.count", int, 0)
+    if count > 1:
+        part = header.get("split.no", int, 0) + 1
+        raise _unsupported(
+            header,
+            f"it is part {part} of {count} of a split GGUF file; join them with llama.cpp's "
+            f"`llama-gguf-split --merge FIRST_PART JOINED.gguf`",
+            "or give",
+        )
+
+
+def _check_tensors(header: GGUFHeader) -> None:
+    """Raise UnsupportedModelError naming the first tensor, or its type, that cannot be read."""
     for name, tensor in header.tensors.items():
+        if name.endswith(".bias"):
+            raise _unsupported(header, f"it holds {name}: a llama with biases is not read")
+        if not _TENSOR_NAME.fullmatch(name):
+            raise _unsupported(header, f"it holds {name:.80}, which no plain llama has")
         if tensor.type not in READABLE:
             raise UnsupportedModelError(
                 f"{header.path}: tensor {name} is {tensor.type}, and read are "

@@ -11,6 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.regular_file import read_regular_text
 
 _MESSAGE_KEYS = ("messages", "conversations")
 _TURN_KEYS = ("turns", "prompt", "instruction", "question", "text", "query")
@@ -133,7 +134,7 @@ def read_rows(path: str | Path) -> list[tuple[str, object]]:
     Raises BadInputError naming the file, and the line that is not JSON.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = read_regular_text(Path(path), "utf-8-sig")
     except OSError as error:
         raise BadInputError(f"{path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
