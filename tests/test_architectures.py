@@ -9,14 +9,16 @@ import pytest
 from decoding import run
 from test_batch import Decoded
 from test_target import assert_tree_equals_sequences
-from tiny import VOCAB, plain_tokens, random_model
+from tiny import VOCAB, byte_tokenizer, plain_tokens, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.batch import Batch
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.row import FixedShape
+from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.prompt_lookup import Lookup
+from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.tree_check import check_trees
@@ -28,6 +30,25 @@ LATENT: dict[str, object] = {
     "num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": None, "rope_scaling": YARN,
 }  # fmt: skip
+
+
+def blocks(*kinds: str) -> dict[str, object]:
+    """Return layers of a nemotron-nas: with attention, a linear map in its place, or neither."""
+    return {
+        "num_hidden_layers": len(kinds),
+        "block_configs": [
+            {
+                "attention": {
+                    "no_op": kind == "none",
+                    "replace_with_linear": kind == "linear",
+                    "n_heads_in_group": 2 if kind == "attention" else None,
+                },
+                "ffn": {"no_op": False, "replace_with_linear": False, "ffn_mult": 1.0},
+            }
+            for kind in kinds
+        ],
+    }
+
 
 OTHERS: dict[str, dict[str, object]] = {
     # grouped scores without a fused kernel, which take other row masks
@@ -44,6 +65,8 @@ OTHERS: dict[str, dict[str, object]] = {
     "hunyuan_v1_dense": {"rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0}},
     # two caches for each layer
     "nanbeige": {"head_dim": 8, "num_loops": 2},
+    # layers that keep no keys
+    "nemotron-nas": blocks("linear", "attention", "none", "attention"),
     # latent attention, expanded in the cache, and compressed in it
     "deepseek_v2": LATENT,
     "minicpm3": {**LATENT, "dim_model_base": 16, "scale_depth": 1.4, "scale_emb": 4.0,
@@ -71,6 +94,28 @@ def test_tokens_equal_autoregression(name: str) -> None:
     emitted, results = run(decoder, prompt, 30)
     assert emitted == text[3:33]
     assert max(len(r.tokens) for r in results) == SHAPE.length
+
+
+@pytest.mark.parametrize(
+    "kinds", [("linear", "attention"), ("attention", "linear"), ("none", "linear", "attention")]
+)
+def test_layers_without_keys_may_be_anywhere_in_a_target_and_in_a_draft_model(
+    kinds: tuple[str, ...],
+) -> None:
+    model = random_model("nemotron-nas", seed=1, vocab_size=258, **blocks(*kinds))
+    tokenizer, prompt = byte_tokenizer(), [3, 5, 7, 11]
+    text = prompt + plain_tokens(model, prompt, 24)
+    redrafter = Redrafter(model, tokenizer, DraftModel(model, tokenizer))
+    redrafter.check()
+    shape = {"beam_width": 2, "beam_length": 3}
+    for begun in (4, 4, 12):  # the later ones begin with a cached text
+        answer = redrafter.stream(text[:begun], max_tokens=16, **shape)
+        assert [response.token for response in answer] == text[begun : begun + 16]
+    prompts = [text[:4], text[:9]]
+    answers: list[list[int]] = [[], []]
+    for i, response in redrafter.batch(prompts, max_tokens=12, **shape):
+        answers[i].append(response.token)
+    assert answers == [text[4:16], text[9:21]]
 
 
 @pytest.mark.parametrize("name", OTHERS)

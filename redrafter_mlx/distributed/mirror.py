@@ -153,7 +153,7 @@ class MirroredTarget(Target):
         return super().reading(layers)
 
     def new_cache(self) -> MirroredCache:
-        return MirroredCache(self.n_layers, self._mirror, Made("new"))
+        return MirroredCache(self.n_caches, self._mirror, Made("new"))
 
     def append(self, tokens: mx.array, cache: TreeCache, start: int, length: int = 0) -> mx.array:
         assert isinstance(cache, MirroredCache)

@@ -116,7 +116,7 @@ class MemoryBudget:
 
 def _slot_bytes(target: Target) -> float:
     """Return the bytes of a slot of the target's cache, from the shapes of a call: none is run."""
-    cache = TreeCache(target.n_layers)
+    cache = TreeCache(target.n_caches)
     cache.plan_prompt(0, 1)
     target.hidden(mx.array([[0]]), cache.layers)
     return cache.nbytes / cache.capacity

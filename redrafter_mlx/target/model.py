@@ -39,7 +39,12 @@ from redrafter_mlx.target.adapter import (
 )
 from redrafter_mlx.target.compiled import TreeCall
 from redrafter_mlx.target.kv_cache import TreeCache
-from redrafter_mlx.target.row_masks import Backbone, takes_row_masks, with_grouped_masks
+from redrafter_mlx.target.row_masks import (
+    Backbone,
+    takes_row_masks,
+    with_caches_of,
+    with_grouped_masks,
+)
 
 
 class Target:
@@ -50,7 +55,7 @@ class Target:
     context_layers: layers whose inputs are read in addition to the final norm's output; see
                  `reading`
     vocab_size:  V, of the logits
-    n_layers:    number of layers with keys and values
+    n_caches:    number of caches of keys and values: layers without attention have none
     model:       the caller's own, or the language model in it
     plain:       the same, for mlx-lm's own loops on its own caches
     dtype:       of the hidden states
@@ -65,7 +70,7 @@ class Target:
         whole = cast(nn.Module, getattr(model, "language_model", model))
         self.model_type = str(getattr(whole, "model_type", type(whole).__module__))
         _, backbone = find_backbone(whole, self.model_type)
-        self.n_layers, windows = check_cache(whole, self.model_type)
+        self.n_caches, windows = check_cache(whole, self.model_type)
         view, self._rotations, self._linears = with_node_positions(backbone)
         others = self._rotations.others
         if others or not self._rotations.count:
@@ -87,12 +92,12 @@ class Target:
         sample = self.embedding(mx.array([[0]]))
         self.dtype: mx.Dtype = sample.dtype
         self.hidden_size = int(sample.shape[-1])
-        self._check_call(windows)
+        read = self._check_call(windows)
         self.vocab_size = int(self._head(sample).shape[-1])
-        grouped = with_grouped_masks(view)
-        self._grouped = not takes_row_masks(view, self.n_layers)
-        self.row_masks = not self._grouped or takes_row_masks(grouped, self.n_layers)
-        self._read: Backbone = self._callable(view)
+        grouped = with_grouped_masks(read)
+        self._grouped = not takes_row_masks(read, self.n_caches)
+        self.row_masks = not self._grouped or takes_row_masks(grouped, self.n_caches)
+        self._read: Backbone = self._callable(self._backbone)
         self._tree_call = TreeCall(self._read, self._head, self._linears)
 
     def reading(self, layers: Sequence[int]) -> Target:
@@ -129,6 +134,11 @@ class Target:
         return view
 
     @property
+    def n_layers(self) -> int:
+        """Number of layers, whose inputs a drafter may read."""
+        return len(layers_of(self._backbone, self.model_type))
+
+    @property
     def context_size(self) -> int:
         """C, the size of the hidden states."""
         return self.hidden_size * (len(self.context_layers) + 1)
@@ -144,7 +154,7 @@ class Target:
         return self.compiled + self._tree_call.built
 
     def new_cache(self) -> TreeCache:
-        return TreeCache(self.n_layers)
+        return TreeCache(self.n_caches)
 
     def append(self, tokens: mx.array, cache: TreeCache, start: int, length: int = 0) -> mx.array:
         """Append prompt tokens [B, P] at position `start`; return hidden states [B, P, C].
@@ -207,17 +217,21 @@ class Target:
         return shared
 
     def _callable(self, read: Backbone) -> Backbone:
-        """Return the backbone with shared cosines and row masks in the form that it takes."""
+        """Return the backbone with shared cosines, row masks in the form that it takes, and caches
+        for those layers alone that keep keys.
+        """
+        read = with_caches_of(self._keep_keys, read)
         return self._rotations.sharing(with_grouped_masks(read) if self._grouped else read)
 
-    def _check_call(self, windows: set[int]) -> None:
-        """Raise UnsupportedModelError for a backbone that returns or masks something else.
+    def _check_call(self, windows: set[int]) -> Backbone:
+        """Return the backbone as called on one cache for each layer that keeps keys.
 
-        The model is called, but nothing is computed.
+        The model is called, but nothing is computed. Raises UnsupportedModelError for a backbone
+        that returns or masks something else.
 
         windows: sizes of the sliding windows that the model's own caches hold
         """
-        tokens, cache = mx.array([[0, 0]]), TreeCache(self.n_layers)
+        tokens, cache = mx.array([[0, 0]]), TreeCache(self.n_caches)
         self._backbone(tokens, cache=make_prompt_cache(self.model))
         cache.plan_prompt(0, 2)
         with unsupported_if_failing(self.model_type, "our caches"):
@@ -231,10 +245,13 @@ class Target:
                 self.model_type,
                 f"its caches hold {sorted(windows)} positions, its masks {sorted(cache.windows)}",
             )
+        self._keep_keys = tuple(layer.keys is not None for layer in cache.layers)
+        self.n_caches = sum(self._keep_keys)
+        return with_caches_of(self._keep_keys, self._backbone)
 
     def _check_layers(self, indices: Sequence[int]) -> None:
         """Raise MismatchError, naming the layer, for one that the model does not have."""
-        count = len(layers_of(self._backbone, self.model_type))
+        count = self.n_layers
         for i in indices:
             if i > count:
                 raise MismatchError(

@@ -49,9 +49,29 @@ def with_grouped_masks(read: Backbone) -> Backbone:
     return grouped
 
 
-def takes_row_masks(read: Backbone, n_layers: int) -> bool:
+def with_caches_of(keep_keys: Sequence[bool], read: Backbone) -> Backbone:
+    """Return the backbone as called on one cache for each layer that keeps keys.
+
+    The model gives each of its layers a cache, and takes the mask from the first. A layer with a
+    linear map in place of attention uses none, so it gets the one of the first layer that does.
+
+    keep_keys: for each cache that the model asks for
+    """
+    if all(keep_keys):
+        return read
+
+    def on_caches(tokens: mx.array, cache: Sequence[object] | None) -> mx.array:
+        if cache is None:
+            return read(tokens, cache=None)
+        given = iter(cache)
+        return read(tokens, cache=[next(given) if kept else cache[0] for kept in keep_keys])
+
+    return on_caches
+
+
+def takes_row_masks(read: Backbone, n_caches: int) -> bool:
     """Return whether the backbone takes a mask for each batch row. Nothing is computed."""
-    cache = TreeCache(n_layers)
+    cache = TreeCache(n_caches)
     offset, slots = mx.zeros((_ROWS,), mx.int32), mx.zeros((_ROWS, 2), mx.int32)
     mask = mx.ones((_ROWS, 1, 2, 4), mx.bool_)
     cache.plan = TreePlan(offset, mask, slots, None, extent=4, capacity=4, keep=False)

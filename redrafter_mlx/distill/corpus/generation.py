@@ -74,7 +74,7 @@ def row_bytes(target: Target, columns: int) -> int:
 
     Nothing is computed: the shapes of a call are enough.
     """
-    cache = [KVCache() for _ in range(target.n_layers)]
+    cache = [KVCache() for _ in range(target.n_caches)]
     target.hidden(mx.array([[0]]), cache)
     of_token = sum(a[..., :1, :].nbytes for layer in cache for a in (layer.keys, layer.values))
     return of_token * -(-columns // _CACHE_STEP) * _CACHE_STEP + 12 * target.vocab_size
@@ -250,7 +250,7 @@ class _Batch:
         width = max(len(prompts[i]) for i in own)
         padding = [width - len(prompts[i]) for i in own]
         many = target.row_masks  # one row has no padding, so it needs no mask of its own
-        self.cache = [_EvenCache(padding) if many else KVCache() for _ in range(target.n_layers)]
+        self.cache = [_EvenCache(padding) if many else KVCache() for _ in range(target.n_caches)]
         padded = mx.array([[0] * n + prompts[i] for n, i in zip(padding, own, strict=True)])
         columns = max(1, _PREFILL_TOKENS // len(own))
         seen = []

@@ -25,7 +25,7 @@ def teacher_forced_states(
 
     A prefix that a text shares with the previous text is not computed again.
     """
-    cache = [KVCache() for _ in range(target.n_layers)]
+    cache = [KVCache() for _ in range(target.n_caches)]
     before: Sequence[int] = []
     for text, index in texts:
         tokens = text[:-1]  # nothing follows the last one
