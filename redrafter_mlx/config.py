@@ -20,11 +20,15 @@ Prefixes = Literal["all", "final", "separate"]
 candidates; "separate": its final candidates without merging, each with its own prefixes."""
 
 LEAST_TEMPERATURE = 1e-4
-"""Lowest temperature but 0: log-probabilities divided by less swamp a draw's noise in float32."""
+"""Lowest temperature that samples: log-probabilities divided by less swamp a draw's noise in
+float32, so that less is read as 0."""
 
 MOST_TEMPERATURE = 1e6
 """Highest temperature: the likeliest of the filtered tokens are equally likely long before it, and
 the quotient of a filtered one stays defined in float32."""
+
+_MOST_BIAS = 1e30
+"""Largest bias, up or down: divided by the lowest temperature it is still finite in float32."""
 
 _LONGEST_CONTEXT = 65_536
 """Maximum tokens that the repetition penalty looks back on, of which every node has a copy."""
@@ -61,7 +65,7 @@ class BeamShape:
 class SamplingParams:
     """How a token is chosen from the target's distribution; fields mean the same as in mlx-lm.
 
-    temperature: 0 takes the likeliest token; sampling needs at least LEAST_TEMPERATURE
+    temperature: 0 takes the likeliest token, as does anything below LEAST_TEMPERATURE
     accept: how drafts are accepted. `greedy` at temperature 0; above it `sample` (one draw from the
       target at each node, lossless), `rejection` (drafts are sampled and tested, lossless) or
       `typical` (every draft that is likely enough is accepted, not lossless). None takes the first
@@ -72,7 +76,7 @@ class SamplingParams:
       0.01 to 100 are allowed
     frequency_penalty, presence_penalty: OpenAI's, counted over emitted tokens without the prompt;
       subtracted from a token's logit for each occurrence, and once if it occurred; 0 is none
-    logit_bias: (token id, value added to its logit) pairs, or a mapping
+    logit_bias: (token id, value added to its logit) pairs, or a mapping; -1e30 to 1e30
     """
 
     temperature: float = 0.0
@@ -90,11 +94,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         check_number("temperature", self.temperature, low=0.0, high=MOST_TEMPERATURE)
-        if 0 < self.temperature < LEAST_TEMPERATURE:
-            raise BadInputError(
-                f"temperature is {self.temperature:g}; it must be 0 (the likeliest token) or at "
-                f"least {LEAST_TEMPERATURE:g}"
-            )
+        if self.temperature < LEAST_TEMPERATURE:
+            object.__setattr__(self, "temperature", 0.0)
         check_number("top_p", self.top_p, low=0.0, high=1.0, low_excluded=True)
         check_number("min_p", self.min_p, low=0.0, high=1.0)
         check_int("top_k", self.top_k, 0, None)
@@ -107,7 +108,7 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _pairs("logit_bias", self.logit_bias))
         for token, bias in self.logit_bias:
             check_int("logit_bias token", token, 0, None)
-            check_number("logit_bias", bias, low=-math.inf)
+            check_number("logit_bias", bias, low=-_MOST_BIAS, high=_MOST_BIAS)
         if self.accept is not None:
             check_choice("accept", self.accept, AcceptMethod)
             if self.greedy != (self.accept == "greedy"):

@@ -225,6 +225,8 @@ def test_rejection_accepts_more_of_a_hot_targets_tokens_than_sampling() -> None:
         ({"frequency_penalty": 2.5}, "frequency_penalty is 2.5"),
         ({"presence_penalty": float("nan")}, "presence_penalty is nan"),
         ({"logit_bias": {5: float("inf")}}, "logit_bias is inf"),
+        ({"logit_bias": {5: 1e308}}, "logit_bias is 1e\\+308.*1e\\+30"),
+        ({"logit_bias": {5: -1e39}}, "logit_bias is -1e\\+39.*-1e\\+30"),
         ({"logit_bias": {-5: 1.0}}, "logit_bias token is -5"),
         ({"logit_bias": {5000: 1.0}}, "5000.*258"),
     ],

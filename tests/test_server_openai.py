@@ -390,7 +390,7 @@ def test_each_mistake_has_its_class_of_error_and_names_the_parameter(
 
     for param, changes in {
         "temperature": {"temperature": 2.5},
-        "top_p": {"top_p": 0},
+        "top_p": {"top_p": -0.1},
         "n": {"n": 0},
         "max_tokens": {"max_tokens": 0},
         "max_completion_tokens": {"max_completion_tokens": 1.5},
@@ -431,7 +431,7 @@ def test_each_mistake_has_its_class_of_error_and_names_the_parameter(
         "modalities.1": {"modalities": ["text", "audio"]},
         "web_search_options": {"web_search_options": {}},
         "guided_json": {"extra_body": {"guided_json": {"type": "object"}}},
-        "repeat_penalty": {"extra_body": {"repeat_penalty": 0}},
+        "repeat_penalty": {"extra_body": {"repeat_penalty": -1}},
         "x_redrafter.draft": {"extra_body": {"x_redrafter": {"draft": "no"}}},
     }.items():
         with pytest.raises(openai.BadRequestError) as bad:

@@ -73,7 +73,7 @@ def create_app(
             loading.cancel()
             host.close()
 
-    middleware = [Middleware(Guard, options=options), Middleware(_single_slashes)]
+    middleware = [Middleware(_plain_target), Middleware(Guard, options=options)]
     if options.cors_origin:
         cors = Middleware(
             CORSMiddleware,
@@ -112,12 +112,22 @@ async def _no_responses(_: Request) -> Response:
     )
 
 
-def _single_slashes(app: ASGIApp) -> ASGIApp:
-    """Read `//` in paths as `/`: clients join a base URL that ends with one and a path."""
+def _plain_target(app: ASGIApp) -> ASGIApp:
+    """Read every form of a request's target as a path.
+
+    - `//` is `/`: clients join a base URL that ends with one and a path.
+    - `http://host/path`, as clients of a proxy send it, is the path, and its host overrides the
+      Host header (RFC 9112, 3.2.2).
+    """
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope = {**scope, "path": _with_single_slashes(scope["path"])}
+            path, headers = scope["path"], scope["headers"]
+            if absolute := re.match("https?://([^/]*)", path, re.IGNORECASE):
+                others = [(name, value) for name, value in headers if name != b"host"]
+                headers = [(b"host", absolute[1].encode("latin-1", "replace")), *others]
+                path = path[absolute.end() :] or "/"
+            scope = {**scope, "path": _with_single_slashes(path), "headers": headers}
         await app(scope, receive, send)
 
     return call

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.server.api_error import LOG, ApiError, busy
 from redrafter_mlx.server.tasks import in_daemon_thread
 from redrafter_mlx.structured.grammar import Grammars
@@ -129,20 +130,23 @@ class ModelHost:
 
     async def _bring_in(self) -> Hosted:
         try:
-            model = await in_daemon_thread(self._load_in_thread)
+            self.loaded = await in_daemon_thread(self._load_in_thread)
         finally:
             self._loading = None
-        grammars = Grammars(model.tokenizer, model.target.vocab_size)
-        self.loaded = Hosted(self.name, model, grammars)
+        model = self.loaded.model
         self._context_length = model.context_length
         dtype = None if model.source is None else model.source.dtype
         self._facts = {"drafting": model.drafting, "dtype": dtype}
         return self.loaded
 
-    def _load_in_thread(self) -> Redrafter:
+    def _load_in_thread(self) -> Hosted:
         self.in_thread = True
         try:
-            return self._load()
+            model = self._load()
+            grammars = Grammars(model.tokenizer, model.target.vocab_size)
+            if self.starting:  # later, no request waits for what it may not need
+                _prepare(grammars)
+            return Hosted(self.name, model, grammars)
         finally:
             self.in_thread = False
             mx.clear_streams()  # a thread that ends and still has streams may abort the process
@@ -166,3 +170,11 @@ class ModelHost:
         self.loaded = None
         gc.collect()
         mx.clear_cache()
+
+
+def _prepare(grammars: Grammars) -> None:
+    """Prepare for structured answers before any request: no other thread runs meanwhile."""
+    try:
+        grammars.check()
+    except UnsupportedModelError as error:
+        LOG.warning("%s", error)

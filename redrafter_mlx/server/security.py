@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import ipaddress
 import re
 import secrets
 
@@ -25,9 +26,10 @@ _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 class Guard:
     """ASGI middleware that refuses requests not meant for this server.
 
-    - If the server is for this machine only, a Host header must name this machine, or be a
-      reserved or an allowed name. This refuses a page of another site whose name was pointed at
-      127.0.0.1 (DNS rebinding). Browsers always send the header; a probe may leave it out.
+    - If the server is for this machine only, a Host header must be an address, this machine's
+      name, or a reserved or an allowed name. This refuses a page of another site whose name was
+      pointed at 127.0.0.1 (DNS rebinding); an address cannot be pointed elsewhere. Browsers always
+      send the header; a probe may leave it out.
     - A browser's Origin header must be this server's own or an allowed one. Otherwise a page of
       another site could send a request, even without reading the answer.
     - With a key, everything except / and /health needs it.
@@ -37,9 +39,7 @@ class Guard:
         self._app = app
         self._hosts = None
         if options.this_machine_only:
-            names = [name.lower() for name in (options.host, *options.allow_host)]
-            bracketed = [f"[{name}]" if name[:1] != "[" and ":" in name else name for name in names]
-            self._hosts = {"localhost", "127.0.0.1", "[::1]", *bracketed}
+            self._hosts = {"localhost", *(name.lower() for name in options.allow_host)}
         self._origins = options.cors_origin
         self._key = None if options.api_key is None else options.api_key.encode()
 
@@ -76,11 +76,25 @@ class Guard:
         )
 
     def _knows(self, name: str) -> bool:
-        return self._hosts is None or name in self._hosts or name.endswith(_LOCAL_DOMAINS)
+        return (
+            self._hosts is None
+            or name in self._hosts
+            or name.endswith(_LOCAL_DOMAINS)
+            or _is_address(name)
+        )
 
     def _allows(self, origin: str, host: str) -> bool:
         own = origin.lower() in (f"http://{host}", f"https://{host}")
         return own or "*" in self._origins or origin in self._origins
+
+
+def _is_address(name: str) -> bool:
+    """Whether a host is an IPv4 address, or an IPv6 address in brackets."""
+    try:
+        ipaddress.ip_address(name[1:-1] if name[:1] == "[" and name[-1:] == "]" else name)
+    except ValueError:
+        return False
+    return True
 
 
 def content_security_policy(page: str) -> str:

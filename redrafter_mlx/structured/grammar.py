@@ -106,7 +106,8 @@ class GrammarConstraint:
 class Grammars:
     """Makes constraints for one model; any thread may use it.
 
-    The vocabulary is prepared on first use, which takes about a second.
+    The vocabulary is prepared on first use, or by `check`: about a second for 50,000 tokens, and
+    several for 262,000, during which llguidance lets no other Python thread run.
     """
 
     def __init__(self, tokenizer: TokenizerWrapper, vocab_size: int) -> None:
@@ -126,8 +127,7 @@ class Grammars:
 
         Raises BadInputError, which begins with `what`, if the grammar cannot be used.
         """
-        with self._preparing:
-            vocabulary = self._vocabulary
+        vocabulary = self._prepared()
         matcher = LLMatcher(vocabulary, LLMatcher.grammar_from_lark(lark), log_level=0)
         if matcher.is_error():
             raise BadInputError(f"{what} cannot be used: {reason(matcher.get_error())}")
@@ -139,8 +139,8 @@ class Grammars:
         return self._tokenizer.eos_token_ids
 
     def check(self) -> None:
-        """Raise UnsupportedModelError if the tokenizer cannot be used for grammars."""
-        _ = self._fast
+        """Prepare the vocabulary; raises UnsupportedModelError if grammars cannot use it."""
+        self._prepared()
 
     def token_of(self, text: str) -> int | None:
         """Return the single token for this text; None if the text takes several tokens."""
@@ -152,17 +152,25 @@ class Grammars:
 
         None if the tokenizer cannot be used for grammars.
         """
-        if not isinstance(self._tokenizer._tokenizer, PreTrainedTokenizerFast):
+        try:
+            found: bytes = self._prepared().decode_bytes([token])
+        except UnsupportedModelError:
             return None
-        with self._preparing:
-            vocabulary = self._vocabulary
-        found: bytes = vocabulary.decode_bytes([token])
         return found
+
+    def _prepared(self) -> LLTokenizer:
+        with self._preparing:
+            return self._vocabulary
 
     @functools.cached_property
     def _vocabulary(self) -> LLTokenizer:
         size = max(self._vocab_size, len(self._fast))
-        return from_tokenizer(self._fast, size, sorted(self._tokenizer.eos_token_ids))
+        try:
+            return from_tokenizer(self._fast, size, sorted(self._tokenizer.eos_token_ids))
+        except ValueError as error:
+            raise UnsupportedModelError(
+                f"structured output cannot use this model's tokenizer: {reason(str(error))}"
+            ) from error
 
     @property
     def _fast(self) -> PreTrainedTokenizerFast:

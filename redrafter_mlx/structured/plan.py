@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -120,6 +120,23 @@ def _reasoning(
         return None, end
     begins = start is not None and grammars.token_of(start) is not None
     return (start, end) if begins and thinking is not False else None
+
+
+def format_constraint(
+    grammars: Grammars, given: Mapping[str, object] | None
+) -> Callable[[], Constraint | None]:
+    """Return what makes the constraint of one answer that is in `response_format` from its start.
+
+    Raises BadInputError naming the wrong field; so does a call if the grammar is unusable.
+    """
+    term = read_format(given)
+    if term is None:
+        return lambda: None
+    try:
+        grammars.check()
+    except UnsupportedModelError as error:
+        raise BadInputError(f"response_format: {error}") from error
+    return partial(grammars.compile, f"start: {term}", "response_format: a schema")
 
 
 def read_format(given: Mapping[str, object] | None) -> str | None:

@@ -117,7 +117,7 @@ class ChatReply(Reply[ChatRequest]):
         text = self._token_text(token)
         raw = self._token_bytes(token, text)
         known = None if raw is None else list(raw)
-        return {"token": text, "logprob": max(value, -9999.0), "bytes": known}
+        return {"token": text, "logprob": value, "bytes": known}
 
 
 def _call(call: ToolCall) -> Json:

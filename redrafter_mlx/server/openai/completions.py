@@ -11,6 +11,7 @@ from redrafter_mlx.server.api_error import ApiError, blamed_on
 from redrafter_mlx.server.openai.reply import Reply
 from redrafter_mlx.server.openai.schemas import CompletionRequest
 from redrafter_mlx.server.sse import Json
+from redrafter_mlx.structured.plan import format_constraint
 
 _MAX_TOKENS = 16
 """OpenAI's default for this endpoint."""
@@ -27,11 +28,13 @@ class CompletionReply(Reply[CompletionRequest]):
         asked = self._asked
         if asked.echo and asked.logprobs is not None:
             raise ApiError(400, "echo with logprobs is not supported; leave one out", param="echo")
+        with blamed_on("response_format"):
+            constraint = format_constraint(self._hosted.grammars, asked.response_format)
         most, requests = asked.max_tokens or _MAX_TOKENS, list[Request]()
         for prompt in asked.prompt:
             with blamed_on("prompt"):
                 ids = tuple(self._hosted.model.encode(prompt, raw=isinstance(prompt, str)))
-            requests += self._requests(ids, most)
+                requests += self._requests(ids, most, constraint)
         self._texts = [""] * len(requests)
         self._logprobs = [_no_logprobs() for _ in requests]
         self._offsets = [0] * len(requests)  # of their next tokens in the text, in characters

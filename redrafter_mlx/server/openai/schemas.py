@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -15,10 +16,21 @@ from pydantic import (
     model_validator,
 )
 
-from redrafter_mlx.config import LEAST_TEMPERATURE, GenerationOptions
+from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.server.api_error import ApiError
-
-_SEEDS = 2**64
+from redrafter_mlx.server.openai.fields import (
+    SEEDS,
+    Int,
+    Limit,
+    Seed,
+    as_alternatives,
+    as_list,
+    as_options,
+    as_prompts,
+    as_repetition,
+    as_text,
+    as_top_k,
+)
 
 _UNION_MEMBERS = ("str", "list[int]", "dict[str,any]")
 """Words that pydantic adds to the location of an error inside a union."""
@@ -32,53 +44,12 @@ _SAMPLING = (
 _GRAMMARS = dict.fromkeys(
     ("grammar", "json_schema", "structured_outputs", "guided_json", "guided_regex",
      "guided_choice", "guided_grammar"),
-    "ask for a response_format in a chat",
+    "give a response_format",
 )  # fmt: skip
 """What llama-server and vLLM call a grammar for the answer."""
 
 
-def _as_int(given: object) -> object:
-    """Return a float without a fraction as an integer: some clients send 4.0."""
-    return int(given) if isinstance(given, float) and given.is_integer() else given
-
-
-def _as_limit(given: object) -> object:
-    """Return None for -1, with which some clients ask for no limit."""
-    return None if given == -1 else _as_int(given)
-
-
-def _as_top_k(given: object) -> object:
-    """Return 0 for -1, which vLLM's clients send to switch it off."""
-    return 0 if given == -1 else _as_int(given)
-
-
-_Int = Annotated[int, BeforeValidator(_as_int)]
-_Limit = Annotated[int | None, Field(ge=1), BeforeValidator(_as_limit)]
-
 _Parsed = TypeVar("_Parsed", bound="Schema")
-
-
-def _as_list(given: object) -> object:
-    """Return a string as a list of one; drop empty strings, which stop nothing."""
-    texts = [given] if isinstance(given, str) else given
-    return [t for t in texts if t != ""] if isinstance(texts, list) else texts
-
-
-def _as_text(given: object) -> object:
-    """Return a message's content as one text; OpenAI allows it in parts."""
-    if not isinstance(given, list):
-        return given
-    for part in given:
-        if not isinstance(part, Mapping) or part.get("type") not in ("text", "refusal"):
-            raise ValueError("only parts of type text are supported")
-        if not isinstance(part.get(part["type"]), str):
-            raise ValueError("a part of type text needs a text")
-    return "".join(part[part["type"]] for part in given)
-
-
-def _as_options(given: object) -> object:
-    """Turn `true`, which asks only for the fields of `x_redrafter`, into empty options."""
-    return {} if given is True else given
 
 
 class Schema(BaseModel):
@@ -97,7 +68,7 @@ class Schema(BaseModel):
     def parse(cls: type[_Parsed], body: bytes) -> _Parsed:
         """Parse a request from a body; raises ApiError naming the first wrong field."""
         try:
-            return cls.model_validate_json(body)
+            return cls.model_validate_json(body.removeprefix(codecs.BOM_UTF8))
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             where = (str(part) for part in first["loc"])
@@ -129,7 +100,7 @@ class Message(Schema):
     """One message; `content` may be left out if there are tool calls."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str, BeforeValidator(_as_text)] = ""
+    content: Annotated[str, BeforeValidator(as_text)] = ""
     tool_calls: list[dict[str, Any]] = []
     tool_call_id: str | None = None
     reasoning_content: str | None = None
@@ -158,22 +129,23 @@ class GenerationRequest(Schema):
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    n: _Int = Field(1, ge=1, le=128)
-    seed: _Int | None = Field(None, ge=-(2**63), lt=_SEEDS)
-    stop: Annotated[list[str], BeforeValidator(_as_list), Field(max_length=256)] = []
+    n: Int = Field(1, ge=1, le=128)
+    seed: Seed = None
+    stop: Annotated[list[str], BeforeValidator(as_list), Field(max_length=256)] = []
     temperature: float = Field(0.0, ge=0, le=2)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: Annotated[int, BeforeValidator(_as_top_k)] = Field(0, ge=0)
+    top_p: float = Field(1.0, ge=0, le=1)
+    top_k: Annotated[int, BeforeValidator(as_top_k)] = Field(0, ge=0)
     min_p: float = Field(0.0, ge=0, le=1)
-    repetition_penalty: float = Field(
+    repetition_penalty: Annotated[float, BeforeValidator(as_repetition)] = Field(
         1.0, ge=0.01, le=100, validation_alias=AliasChoices("repetition_penalty", "repeat_penalty")
     )
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")],
                      Annotated[float, Field(ge=-100, le=100)]] = {}  # fmt: skip
-    max_tokens: _Limit = None
-    x_redrafter: Annotated[OwnOptions, BeforeValidator(_as_options)] | None = None
+    max_tokens: Limit = None
+    response_format: dict[str, Any] | None = None
+    x_redrafter: Annotated[OwnOptions, BeforeValidator(as_options)] | None = None
 
     @property
     def answers(self) -> int:
@@ -201,14 +173,14 @@ class GenerationRequest(Schema):
 
     def options(self, number: int, max_tokens: int) -> GenerationOptions:
         """Return the options of one of the `n` answers; each answer has a different seed."""
-        if 0 < self.temperature < LEAST_TEMPERATURE:
-            message = f"temperature is {self.temperature:g}; it must be 0 or at least"
-            raise ApiError(400, f"{message} {LEAST_TEMPERATURE:g}", param="temperature")
+        sampling = {name: getattr(self, name) for name in _SAMPLING}
+        if self.top_p == 0:  # of no probability mass the likeliest token is left, as at OpenAI
+            sampling |= {"top_p": 1.0, "temperature": 0.0}
         return GenerationOptions(
             max_tokens=max_tokens,
-            seed=None if self.seed is None else (self.seed + number) % _SEEDS,
+            seed=None if self.seed is None else (self.seed + number) % SEEDS,
             stop=tuple(self.stop),
-            **{name: getattr(self, name) for name in _SAMPLING},
+            **sampling,
             logit_bias=tuple((int(token), bias) for token, bias in self.logit_bias.items()),
             draft=self.x_redrafter is None or self.x_redrafter.draft,
             logprobs=self.alternatives is not None,
@@ -227,10 +199,9 @@ class ChatRequest(GenerationRequest):
     harmless = {"functions": [], "function_call": "none", "grammar": ""}
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: _Limit = None
+    max_completion_tokens: Limit = None
     logprobs: bool = False
-    top_logprobs: _Int = Field(0, ge=0, le=20)
-    response_format: dict[str, Any] | None = None
+    top_logprobs: Int = Field(0, ge=0, le=20)
     tools: list[dict[str, Any]] = Field([], max_length=128)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
@@ -253,16 +224,6 @@ class ChatRequest(GenerationRequest):
         return self.reasoning_effort or self.chat_template_kwargs.reasoning_effort
 
 
-def _as_prompts(given: object) -> object:
-    """Return a single prompt as a list of one."""
-    one = isinstance(given, str) or (isinstance(given, list) and given and _is_id(given[0]))
-    return [given] if one else given
-
-
-def _is_id(token: object) -> bool:
-    return isinstance(token, int) and not isinstance(token, bool)
-
-
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions"""
 
@@ -272,10 +233,10 @@ class CompletionRequest(GenerationRequest):
     }
     harmless = {"suffix": "", "best_of": 1, "grammar": ""}
 
-    prompt: Annotated[list[str | list[int]], BeforeValidator(_as_prompts)] = Field(
+    prompt: Annotated[list[str | list[int]], BeforeValidator(as_prompts)] = Field(
         min_length=1, max_length=128
     )
-    logprobs: _Int | None = Field(None, ge=0, le=5)
+    logprobs: Annotated[int | None, Field(ge=0, le=20), BeforeValidator(as_alternatives)] = None
     echo: bool = False
 
     @property
