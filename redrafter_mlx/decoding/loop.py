@@ -34,7 +34,7 @@ from redrafter_mlx.decoding.state import (
     root_alone,
 )
 from redrafter_mlx.decoding.step_result import StepOutput, report_step
-from redrafter_mlx.decoding.verdict import Verdict, judge
+from redrafter_mlx.decoding.verdict import Verdict, computable, judge
 from redrafter_mlx.drafting.interface import Drafter, Features, Seen
 from redrafter_mlx.drafting.prompt_lookup import Lookup
 from redrafter_mlx.speculation.beams import final_candidates
@@ -128,7 +128,8 @@ class Decoder:
         hidden, logits = self.target.verify(
             drafts.tree, target, state.length, bound, compiled=drafts.usual_size
         )
-        verdict = judge(state, logits, self._masks(state, constraints, logits))
+        masks = self._masks(state, constraints, logits)
+        verdict = judge(computable(state, hidden), logits, masks)
         path, n_accepted = verdict.accepted.path, verdict.accepted.n_accepted
         length = target.commit(drafts.tree, path, n_accepted, state.length)
         return self._following(state, hidden, verdict, length, bound, shape or self.shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -29,6 +30,24 @@ class Verdict(NamedTuple):
     accepted: Acceptance
     history: History
     logits: mx.array
+
+
+def computable(state: DecodeState, hidden: mx.array) -> DecodeState:
+    """Return the state with only those drafts that the target computes without NaN.
+
+    Their keys and values are not in the cache as the target computed them, see `LayerCache`. So
+    such a draft is not accepted even if the target chooses it; as the next root, it is computed as
+    in plain decoding.
+
+    Shapes:
+      hidden: [B, N, C], of the trees
+    """
+    drafts, tree = state.drafts, state.drafts.tree
+    if tree.tokens.shape[1] == 1:
+        return state
+    failed = mx.isnan(mx.sum(hidden, axis=-1))  # [B, N]
+    tree = tree._replace(parents=mx.where(failed, -1, tree.parents))
+    return replace(state, drafts=drafts._replace(tree=tree))
 
 
 def judge(state: DecodeState, logits: mx.array, masks: mx.array | None = None) -> Verdict:

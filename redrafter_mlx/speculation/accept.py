@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from redrafter_mlx.speculation.constants import iota
+from redrafter_mlx.speculation.constants import iota, is_root
 from redrafter_mlx.speculation.tree import TokenTree
 
 
@@ -120,6 +120,6 @@ def _accept_chain(tree: TokenTree, choices: mx.array) -> Acceptance:
 
 
 def _with_ancestors(tree: TokenTree, right: mx.array) -> mx.array:
-    """Whether each node [B, N] and all its ancestors are right; the root always is."""
-    right = right | (iota(right.shape[1])[None] == 0)
-    return mx.all(mx.logical_not(tree.mask) | right[:, None, :], axis=2) & tree.valid
+    """Whether each node [B, N] and all its ancestors are valid and right; the root always is."""
+    right = (right | is_root(right.shape[1])) & tree.valid
+    return mx.all(mx.logical_not(tree.mask) | right[:, None, :], axis=2)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from redrafter_mlx.speculation.beams import Beams, lineages, owners
-from redrafter_mlx.speculation.constants import iota
+from redrafter_mlx.speculation.constants import iota, is_root
 
 
 class TokenTree(NamedTuple):
@@ -50,7 +50,7 @@ class TokenTree(NamedTuple):
     @property
     def valid(self) -> mx.array:
         """[B, N] bool, False at padding."""
-        return (self.parents >= 0) | (iota(self.tokens.shape[1])[None] == 0)
+        return (self.parents >= 0) | is_root(self.tokens.shape[1])
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:

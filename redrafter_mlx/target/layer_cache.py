@@ -8,7 +8,7 @@ from typing import Protocol
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
 
-from redrafter_mlx.speculation.constants import iota
+from redrafter_mlx.speculation.constants import iota, is_root
 from redrafter_mlx.target.cache_slots import with_capacity, write_slots
 from redrafter_mlx.target.masks import windowed
 
@@ -110,6 +110,9 @@ class LayerCache:
       keys, values: [B, K, T, head size], slots below the committed length are valid
       tree_keys, tree_values: [B, K, N, head size], the last tree's nodes in tree order; None
                      after a chain, whose nodes are already in their slots
+
+    All slots after the committed text are finite: a query row gives them weight 0 by its mask, and
+    0 times a value that is not finite is NaN.
     """
 
     def __init__(self, call: NextCall) -> None:
@@ -157,6 +160,8 @@ class LayerCache:
         self.values = with_capacity(self.values, values, plan.capacity)
         if plan.moves is not None:
             self._move(plan.moves)
+        if keys.shape[2] > 1:
+            keys, values = finite_drafts(keys), finite_drafts(values)
         self.tree_keys, self.tree_values = (keys, values) if plan.keep else (None, None)
         self.keys = write_slots(self.keys, keys, plan.slots)
         self.values = write_slots(self.values, values, plan.slots)
@@ -194,3 +199,12 @@ class LayerCache:
         self.keys = mx.slice_update(self.keys, keys, at, axes=(2,))
         self.values = mx.slice_update(self.values, values, at, axes=(2,))
         return self.keys[:, :, :end], self.values[:, :, :end]
+
+
+def finite_drafts(rows: mx.array) -> mx.array:
+    """Replace what is not finite in a tree's rows [B, K, N, head size] by 0, except in the root's.
+
+    Every node attends to the root, which is committed, so it stays as the model computes it.
+    """
+    kept = (rows - rows == 0) | is_root(rows.shape[2])[:, None]  # inf - inf is NaN
+    return mx.where(kept, rows, 0)
