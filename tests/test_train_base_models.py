@@ -86,7 +86,8 @@ def test_a_model_whose_turns_never_end_is_given_up_after_one_block_with_the_reas
 ) -> None:
     base_model(tmp_path / "base", CHAT_TEMPLATE)
     config = tmp_path / "small.toml"
-    config.write_text(config.read_text().replace("workers = 2", "workers = 1"))
+    text = config.read_text().replace("workers = 2", "workers = 1")
+    config.write_text(text.replace("batch = 15", "batch = 30"))
     assert main.run(line) == 1
     error = capsys.readouterr().err
     assert "prompt unfinished" in error

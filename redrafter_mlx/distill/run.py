@@ -71,6 +71,9 @@ TIMED_SHAPES = (BeamShape(1, 2), BeamShape(1, 3), *SHAPES)
 """Beam shapes that a drafter is timed with."""
 
 
+_TRIED = 30
+"""Texts that the target writes, after its own prompts, before a run gives up if none is of use."""
+
 _WITHOUT_TEMPLATE = (
     "train for it on plain texts: --data FILE --raw, or --prompts FILE --raw for texts that it "
     "continues"
@@ -233,13 +236,13 @@ class TrainingRun:
         """
         job, corpus = self.job, self.corpus_job
         least = min(job.answer_tokens, 2 * job.training.batch)
-        # A block of the target's own prompts is like all others; given ones may be odd.
-        given = bool(self.given.conversations)
+        # Blocks of the target's own prompts are all alike; given ones may be odd.
+        own = not self.given.conversations
         goal = CorpusGoal(
             job.answer_tokens,
             corpus.max_bytes,
             self.least_blocks,
-            max_empty=self.least_blocks + MORE_EMPTY if given else 1,
+            max_empty=-(-_TRIED // job.writing.batch) if own else self.least_blocks + MORE_EMPTY,
             least_tokens=least,
             stop=stop,
         )
