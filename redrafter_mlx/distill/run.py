@@ -8,16 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus.examples import (
-    Examples,
-    count_tokens,
-    held_out_blocks,
-    hold_out,
-    sample_texts,
-)
+from redrafter_mlx.distill.corpus.examples import Examples, count_tokens
 from redrafter_mlx.distill.corpus.filters import EXCLUDED
 from redrafter_mlx.distill.corpus.folder import (
     MORE_EMPTY,
@@ -27,9 +20,9 @@ from redrafter_mlx.distill.corpus.folder import (
     CorpusSize,
 )
 from redrafter_mlx.distill.corpus.prompts.given_texts import corpus_key, read_given
-from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.corpus.stored import corpora_folder
 from redrafter_mlx.distill.corpus.workers import write_corpus
+from redrafter_mlx.distill.corpus.written import WrittenCorpus
 from redrafter_mlx.distill.estimate import Estimate, estimate, plain_seconds
 from redrafter_mlx.distill.evaluation.speed import TIMED_TOKENS, MeasuredRow, measure_speed
 from redrafter_mlx.distill.forms.registry import recipe_for
@@ -285,7 +278,8 @@ class TrainingRun:
     def _trainer(self) -> Trainer:
         """Return the training loop on the written corpus."""
         job, options, target, extras = self.job, self.job.training, self.target, self.extras
-        shards, (trained_on, held_out) = self._shards(), self._hold_out()
+        corpus = self._corpus
+        trained_on, held_out = corpus.parts
         first = next((texts for path in trained_on if (texts := extras.load(path))), [])
         if not first:
             raise BadInputError("the corpus holds no text to train on; write more of it")
@@ -295,18 +289,8 @@ class TrainingRun:
         else:
             drafter = self.recipe.start(job.start_from, target, counts)
         job.output.mkdir(parents=True, exist_ok=True)
-        few = max(1, sum(len(text.answer) for text in held_out) // 4)
-        seen = sample_texts(trained_on, few, extras)
-        # A block that is held out for want of others was read with its own prompts.
-        apart = held_out_blocks(shards, self._source.held_out)
-        trained_on += [
-            read
-            for block, shard in enumerate(shards)
-            if block not in apart or self._source.held_out(block)
-            for read in extras.read_shards(shard)
-        ]
         student = self.recipe.student(drafter, target, options)
-        examples = Examples(tuple(trained_on), extras.each, options, self._states)
+        examples = Examples((*trained_on, *corpus.only_read), extras.each, options, self._states)
         return Trainer(
             student,
             examples,
@@ -314,17 +298,13 @@ class TrainingRun:
             options.steps(student.batches(examples)),
             self._trained_for(SHAPES),
             job.output,
-            {**self._made_by(), "blocks": len(shards)},
-            seen,
+            {**self._made_by(), "blocks": corpus.blocks},
+            corpus.sample(),
         )
 
-    def _shards(self) -> list[Path]:
-        """Return the shards of the written corpus, one per block."""
-        return [self.corpus_job.path(block) for block in range(self._written.blocks)]
-
-    def _hold_out(self) -> tuple[list[Path], list[Text]]:
-        """Return the shards to train on, and held-out texts."""
-        return hold_out(self._shards(), self._source.held_out, self.extras)
+    @property
+    def _corpus(self) -> WrittenCorpus:
+        return WrittenCorpus(self.corpus_job, self._source, self._written.blocks)
 
     def _trained_for(self, shapes: Sequence[BeamShape]) -> list[BeamShape]:
         """Return the shapes, cut to the length that the drafter is trained to draft, each once."""
@@ -334,10 +314,7 @@ class TrainingRun:
 
     def measured_prompts(self) -> list[list[int]]:
         """Return held-out prompts for timing."""
-        _, held_out = self._hold_out()
-        prompts = sorted((text.prompt for text in held_out), key=len)
-        timed = self.job.timed_questions
-        return prompts[:: max(1, len(prompts) // max(1, timed))][:timed]
+        return self._corpus.prompts(self.job.timed_questions)
 
     def measure(
         self,
