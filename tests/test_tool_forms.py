@@ -2,142 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import pkgutil
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 import pytest
 from mlx_lm import tool_parsers
+from mlx_lm.chat_templates import muse_spark as muse_spark_template
+from mlx_lm.tool_parsers import glm47, muse_spark
+from tool_writers import SCHEMAS, TOOLS, WRITERS, Writer, parser, parts, tool
 
 from redrafter_mlx.weights.calls.forms import FORMS
-from redrafter_mlx.weights.markup import Markup, OutputParser
-
-SCHEMAS: dict[str, dict[str, object]] = {
-    "string": {"type": "string"},
-    "integer": {"$ref": "#/$defs/whole"},
-    "number": {"type": "number"},
-    "boolean": {"anyOf": [{"type": "boolean"}]},
-    "array": {"type": "array", "items": {}},
-    "object": {"type": "OBJECT"},
-    "nullable": {"type": ["string", "null"]},
-    "maybe": {"oneOf": [{"type": "integer"}, {"type": "null"}]},
-    "choice": {"enum": ["1", "null", "true"]},
-}
-"""By the name of the parameter."""
-
-
-def tool(name: str, **properties: object) -> dict[str, Any]:
-    parameters = {"properties": properties, "$defs": {"whole": {"type": "integer"}}}
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
-
-
-TOOLS = [tool("f.x-y", **SCHEMAS), tool("g"), {"type": "function", "function": {"name": "h"}}]
-
-
-def parser(form: str, **reasoning: str) -> OutputParser:
-    module = import_module(f"mlx_lm.tool_parsers.{form}")
-    start, end = module.tool_call_start, module.tool_call_end
-    markup = Markup(
-        tool_call_start=start, tool_call_end=end, tool_parser=module.parse_tool_call, **reasoning
-    )
-    return OutputParser(markup, TOOLS)
-
-
-def parts(of: OutputParser, pieces: Sequence[str], cut: bool = False) -> tuple[list[Any], str]:
-    """Return the names and arguments of calls, and the content."""
-    deltas = [delta for piece in pieces for delta in of.feed(piece)] + of.finish(cut=cut)
-    calls = [delta.tool_call for delta in deltas if delta.tool_call is not None]
-    found = [(call.name, json.loads(call.arguments)) for call in calls]
-    return found, "".join(delta.content for delta in deltas)
-
-
-def to_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def bare(value: object) -> str:
-    return value if isinstance(value, str) else to_json(value)
-
-
-def tagged(head: str, parameter: str, tail: str) -> Callable[[str, dict[str, Any]], str]:
-    """Return a writer of calls; `{k}`, `{v}` and `{t}` are a parameter's key, value and type."""
-    types = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
-
-    def write(name: str, arguments: dict[str, Any]) -> str:
-        body = "".join(
-            parameter.replace("{k}", k)
-            .replace("{t}", types.get(type(v), "object"))
-            .replace("{v}", bare(v))
-            for k, v in arguments.items()
-        )
-        return head.replace("{name}", name) + body + tail
-
-    return write
-
-
-def in_json(head: str, tail: str) -> Callable[[str, dict[str, Any]], str]:
-    return lambda name, given: head.replace("{name}", name) + to_json(given) + tail
-
-
-def gemma(quote: str, start: str, end: str) -> Callable[[str, dict[str, Any]], str]:
-    def value(given: object) -> str:
-        if isinstance(given, str):
-            return quote + given + quote
-        if isinstance(given, dict):
-            return "{" + ",".join(f"{k}:{value(v)}" for k, v in given.items()) + "}"
-        if isinstance(given, list):
-            return "[" + ",".join(map(value, given)) + "]"
-        return to_json(given)
-
-    return lambda name, given: f"{start}call:{name}{value(given)}{end}"
-
-
-def pythonic(written: Callable[[Any], str]) -> Callable[[str, dict[str, Any]], str]:
-    def write(name: str, given: dict[str, Any]) -> str:
-        arguments = ", ".join(f"{k}={written(v)}" for k, v in given.items())
-        return f"<|tool_call_start|>[{name}({arguments})]<|tool_call_end|>"
-
-    return write
-
-
-WRITERS = [
-    ("json_tools", in_json('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>")),
-    ("qwen3_coder", tagged("<tool_call>\n<function={name}>\n",
-                           "<parameter={k}>\n{v}\n</parameter>\n", "</function>\n</tool_call>")),
-    ("glm47", tagged("<tool_call>{name}\n",
-                     "<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n", "</tool_call>")),
-    ("laguna", tagged("<tool_call>{name}",
-                      "<arg_key>{k}</arg_key><arg_value>{v}</arg_value>", "</tool_call>")),
-    ("longcat", tagged("<longcat_tool_call>{name}\n", "<longcat_arg_key>{k}</longcat_arg_key>\n"
-                       "<longcat_arg_value>{v}</longcat_arg_value>\n", "</longcat_tool_call>")),
-    ("minimax_m2", tagged('<minimax:tool_call>\n<invoke name="{name}">\n',
-                          '<parameter name="{k}">{v}</parameter>\n',
-                          "</invoke>\n</minimax:tool_call>")),
-    ("minicpm5", tagged('<function name="{name}">',
-                        '<param name="{k}"><![CDATA[{v}]]></param>', "</function>")),
-    ("muse_spark", tagged('<atem:function_calls>\n<atem:invoke name="{name}">\n',
-                          '<atem:parameter name="{k}">{v}</atem:parameter>\n',
-                          "</atem:invoke>\n</atem:function_calls>")),
-    ("kimi_k3", tagged('<|open|>tools<|sep|><|open|>call tool="{name}" index="1"<|sep|>',
-                       '<|open|>argument key="{k}" type="{t}"<|sep|>{v}<|close|>argument<|sep|>',
-                       "<|close|>call<|sep|><|close|>tools<|sep|>")),
-    ("kimi_k3", in_json('<|open|>tools<|sep|><|open|>call tool="{name}" index="1"<|sep|>'
-                        '<|open|>json type="object"<|sep|>', "<|close|>json<|sep|>"
-                        "<|close|>call<|sep|><|close|>tools<|sep|>")),
-    ("kimi_k2", in_json("<|tool_calls_section_begin|><|tool_call_begin|>functions.{name}:0"
-                        "<|tool_call_argument_begin|>",
-                        "<|tool_call_end|><|tool_calls_section_end|>")),
-    ("mistral", in_json("[TOOL_CALLS]{name}[CALL_ID]abc123def[ARGS]", "")),
-    ("mistral", in_json('[TOOL_CALLS] [{"name": "{name}", "arguments": ', "}]")),
-    ("pythonic", pythonic(to_json)),
-    ("pythonic", pythonic(repr)),
-    ("gemma4", gemma('<|"|>', "<|tool_call>", "<tool_call|>")),
-    ("function_gemma", gemma("<escape>", "<start_function_call>", "<end_function_call>")),
-]  # fmt: skip
-"""How chat templates write calls."""
+from redrafter_mlx.weights.markup import JSON_CALLS, Markup, OutputParser
 
 MARKS = {
     "qwen3_coder": ["</parameter>", "</function>", "<function=g>", "<parameter=z>"],
@@ -183,9 +61,7 @@ def test_every_parser_of_mlx_lm_has_a_form() -> None:
 
 
 @pytest.mark.parametrize(("form", "write"), WRITERS, ids=[form for form, _ in WRITERS])
-def test_any_arguments_are_read_as_they_were_written(
-    form: str, write: Callable[[str, dict[str, Any]], str]
-) -> None:
+def test_any_arguments_are_read_as_they_were_written(form: str, write: Writer) -> None:
     """With the form's own marks in strings, whole and in any pieces."""
     module = import_module(f"mlx_lm.tool_parsers.{form}")
     marks = [*MARKS.get(form, []), module.tool_call_start, module.tool_call_end or " "]
@@ -203,9 +79,7 @@ def test_any_arguments_are_read_as_they_were_written(
 
 
 @pytest.mark.parametrize(("form", "write"), WRITERS, ids=[form for form, _ in WRITERS])
-def test_several_calls_and_text_between_them_are_told_apart(
-    form: str, write: Callable[[str, dict[str, Any]], str]
-) -> None:
+def test_several_calls_and_text_between_them_are_told_apart(form: str, write: Writer) -> None:
     first, second = write("f.x-y", {"string": "a", "integer": 5}), write("g", {})
     for pieces in (list(first + "\n" + second), [first + "\n" + second]):
         calls = [("f.x-y", {"string": "a", "integer": 5}), ("g", {})]
@@ -218,9 +92,7 @@ def test_several_calls_and_text_between_them_are_told_apart(
 
 
 @pytest.mark.parametrize(("form", "write"), WRITERS, ids=[form for form, _ in WRITERS])
-def test_a_call_of_an_unknown_tool_is_text(
-    form: str, write: Callable[[str, dict[str, Any]], str]
-) -> None:
+def test_a_call_of_an_unknown_tool_is_text(form: str, write: Writer) -> None:
     text = write("unknown", {"a": 1}) + " so"
     for pieces in ([text], list(text)):
         assert parts(parser(form), pieces) == ([], text)
@@ -262,3 +134,105 @@ def test_digits_of_a_number_are_not_lost() -> None:
     (delta,) = parser("json_tools").feed(call)
     assert delta.tool_call is not None
     assert delta.tool_call.arguments == f'{{"x": [{digits}]}}'
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("mistral", '[TOOL_CALLS]f.x-y[ARGS]{"string": 12, "nullable": true}'),
+        ("pythonic", "<|tool_call_start|>[f.x-y(string=12, nullable=true)]<|tool_call_end|>"),
+        ("gemma4", "<|tool_call>call:f.x-y{string:12,nullable:true}<tool_call|>"),
+    ],
+)
+def test_a_number_where_only_a_string_may_be_is_its_text(form: str, text: str) -> None:
+    found = [("f.x-y", {"string": "12", "nullable": "true"})]
+    assert parts(parser(form), [text]) == (found, "")
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "found"),
+    [
+        ("json_tools", '<tool_call>{"name": "f.x-y", "arguments": {"array": []}', [{"array": []}]),
+        ("json_tools", '<tool_call>{"name": "f.x-y"', []),
+        ("json_tools", '<tool_call>{"name": "f.x-y", "arguments": {"string": "Ro', []),
+        ("qwen3_coder", "<tool_call>\n<function=f.x-y>\n", []),
+        ("qwen3_coder", "<tool_call><function=f.x-y><parameter=string>\nRo", [{"string": "Ro"}]),
+        ("glm47", "<tool_call>f.x-y", []),
+        ("pythonic", "<|tool_call_start|>[f.x-y(array=[1]", [{"array": [1]}]),
+        ("gemma4", '<|tool_call>call:f.x-y{string:<|"|>Rome<|"|>', [{"string": "Rome"}]),
+    ],
+)  # fmt: skip
+def test_a_call_is_read_as_far_as_its_arguments_are_whole(
+    form: str, text: str, found: list[dict[str, object]]
+) -> None:
+    """At the end of an answer that was not cut; if it was, none of these is a call."""
+    calls = [("f.x-y", arguments) for arguments in found]
+    assert parts(parser(form), [text]) == (calls, "" if calls else text)
+    assert parts(parser(form), list(text)) == (calls, "" if calls else text)
+    assert parts(parser(form), [text], cut=True) == ([], text)
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "content"),
+    [
+        ("json_tools", '<tool_call>{"name": "g", "arguments": {"x": 1}}}</tool_call> so', "} so"),
+        ("json_tools", '<tool_call>{"name": "g", "parameters": {"x": 1}}</tool_call> so', "so"),
+        ("json_tools", '<tool_call>{"name": "g", "x": 1}\n</tool_call> so', "so"),
+        ("json_tools", "<tool_call>{'name': 'g', 'arguments': {'x': 1}}</tool_call> so", "so"),
+        ("json_tools", '<tool_call>{"function": {"name": "g", "arguments": "{\\"x\\": 1}"}}'
+                       "</tool_call> so", "so"),
+        ("glm47", '<tool_call>g {"x": 1}</tool_call> so', "so"),
+        ("glm47", "<tool_call>g x=1</tool_call> so", "so"),
+        ("longcat", '<longcat_tool_call>{"name": "g", "arguments": {"x": 1}}'
+                    "</longcat_tool_call> so", "so"),
+        ("kimi_k2", "<|tool_calls_section_begin|>g:0<|tool_call_argument_begin|>{'x': 1}"
+                    "<|tool_calls_section_end|> so", "so"),
+        ("mistral", '[TOOL_CALLS]g{"x": 1} so', "so"),
+        ("minimax_m2", "<minimax:tool_call><invoke name=g><parameter name='x'>1</parameter>"
+                       "</invoke></minimax:tool_call> so", "so"),
+        ("function_gemma", '<start_function_call>call:g{"x":1}<end_function_call> so', "so"),
+    ],
+)  # fmt: skip
+def test_what_else_models_write_in_a_form_is_read(form: str, text: str, content: str) -> None:
+    for pieces in ([text], list(text)):
+        assert parts(parser(form), pieces) == ([("g", {"x": 1})], content)
+
+
+def test_a_schema_whose_references_go_in_a_circle_says_nothing_of_a_type() -> None:
+    circle = {"anyOf": [{"$ref": "#/properties/x"}, {"$ref": "#/properties/x"}]}
+    parsed = OutputParser(
+        Markup(
+            tool_call_start=glm47.tool_call_start,
+            tool_call_end=glm47.tool_call_end,
+            tool_parser=glm47.parse_tool_call,
+        ),
+        [tool("f", x=circle)],
+    )
+    text = "<tool_call>f<arg_key>x</arg_key><arg_value>5</arg_value></tool_call>"
+    assert parts(parsed, [text]) == ([("f", {"x": 5})], "")
+
+
+def test_a_call_in_reasoning_is_a_call_and_the_reasoning_goes_on() -> None:
+    text = f"<think>hm {WRITERS[1][1]('g', {})} so</think>yes"
+    of = parser("qwen3_coder", think_start="<think>", think_end="</think>")
+    deltas = of.feed(text) + of.finish()
+    assert "".join(delta.reasoning for delta in deltas) == "hm so"
+    assert [delta.tool_call.name for delta in deltas if delta.tool_call] == ["g"]
+    assert "".join(delta.content for delta in deltas) == "yes"
+
+
+def test_a_model_whose_calls_follow_a_header_reads_calls_as_json_where_those_are_required() -> None:
+    """Muse Spark's messages begin in a state of their own; without tools, its marks are text."""
+    of_model = Markup(
+        tool_call_start=muse_spark.tool_call_start,
+        tool_call_end=muse_spark.tool_call_end,
+        tool_parser=muse_spark.parse_tool_call,
+        response_transitions=muse_spark_template.RESPONSE_FORMAT["transitions"],
+        initial_state="header",
+    )
+    own, in_json = WRITERS[7][1]("g", {"x": 1}), WRITERS[0][1]("g", {"x": 1})
+    assert parts(OutputParser(of_model, TOOLS), [own]) == ([("g", {"x": 1})], "")
+    of_json = OutputParser(of_model.with_calls_of(JSON_CALLS), TOOLS)
+    assert parts(of_json, [in_json]) == ([("g", {"x": 1})], "")
+    said = "to=user<|message|>" + own
+    assert parts(OutputParser(of_model, []), [said]) == ([], own)

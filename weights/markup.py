@@ -77,8 +77,13 @@ class Markup:
 
     def with_calls_of(self, other: Markup) -> Markup:
         """Return a copy with the other's marks of tool calls."""
+        transitions = {
+            state: [(other.tool_call_start if to == "tool" else mark, to) for mark, to in edges]
+            for state, edges in self.response_transitions.items()
+        }
         return replace(
             self,
+            response_transitions=transitions,
             tool_call_start=other.tool_call_start,
             tool_call_end=other.tool_call_end,
             tool_parser=other.tool_parser,

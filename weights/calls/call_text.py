@@ -13,6 +13,7 @@ from redrafter_mlx.weights.calls.form import (
     NoCallError,
     Setting,
     UnfinishedError,
+    checked,
     without_partial,
 )
 
@@ -31,6 +32,7 @@ class CallText:
     def __init__(self, form: Form, setting: Setting) -> None:
         self._form, self._setting = form, setting
         self._text = ""
+        self._begun = False  # whether it begins as a call does
         self._seen = 0  # up to here, end marks have been looked for
         self._found: Sequence[Call] = ()  # in the text up to an end mark
         self._beside = ""  # text before that mark which is not part of them
@@ -40,8 +42,10 @@ class CallText:
         """Add text; return what it is, or None if that depends on what follows."""
         self._text += text
         end = self._setting.end
-        if not self._found and not self._form.begins(self._text, self._setting):
-            return Outcome((), self._text)
+        if not self._begun:
+            self._begun = self._form.begins(self._text, self._setting, whole=True)
+            if not self._begun and not self._form.begins(self._text, self._setting):
+                return Outcome((), self._text)
         while not self._settled():
             at = self._text.find(end, self._seen) if end else -1
             if at < 0:
@@ -69,26 +73,46 @@ class CallText:
         text = self._text.rstrip().removesuffix(self._setting.end)
         text = without_partial(text, self._setting.end, least=1)
         try:
-            if cut and not self._form.closes:
-                raise NoCallError
-            calls, until = self._read(text, lacking=0 if cut else 2)
+            try:
+                calls, until = self._read(text, lacking=0 if cut else 2, ended=True)
+            except UnfinishedError as error:
+                calls, until = self._checked(error.before or ((), 0))
+                return Outcome(calls, self._text[until:])
         except NoCallError:
             return Outcome((), self._text)
-        except UnfinishedError as error:
-            calls, until = error.before or ((), 0)
-            return Outcome(calls, self._text[until:])
         return Outcome(calls, self._text[until:] if until < len(text) else "")
 
-    def _read(self, text: str, lacking: int) -> Calls:
-        """Read calls that may lack closing marks, in so many of the likeliest ways."""
+    def _read(self, text: str, lacking: int, ended: bool = False) -> Calls:
+        """Read calls that may lack closing marks, in so many of the likeliest ways.
+
+        ended: whether the text has no end mark, which only some forms can do without
+        """
         try:
-            return self._form.read(text, self._setting)
+            found = self._checked(self._form.read(text, self._setting))
+            if not ended or self._form.closes:
+                return found
+            if lacking:
+                return self._with_arguments(found)
+            raise NoCallError
         except (NoCallError, UnfinishedError) as error:
-            for whole in self._form.completions(text)[:lacking]:
+            in_value = self._form.certain and isinstance(error, UnfinishedError)
+            for whole in [] if in_value else self._form.completions(text)[:lacking]:
                 with contextlib.suppress(NoCallError, UnfinishedError):
-                    calls, until = self._form.read(whole, self._setting)
+                    found = self._checked(self._form.read(whole, self._setting))
+                    calls, until = self._with_arguments(found)
                     return calls, min(until, len(text))
             raise error
+
+    def _with_arguments(self, found: Calls) -> Calls:
+        """Return calls that lacked closing marks; raises NoCallError if they lack arguments too."""
+        schemas = self._setting.schemas
+        if any(schemas[c.name].get("properties") and not c.arguments for c in found[0]):
+            raise NoCallError
+        return found
+
+    def _checked(self, found: Calls) -> Calls:
+        calls, until = found
+        return [checked(call, self._setting.schemas[call.name]) for call in calls], until
 
     def _settled(self) -> bool:
         """Whether no further text can be part of the calls found: another one begins first."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from redrafter_mlx.weights.calls.values import JSON, Schema
+from redrafter_mlx.weights.calls.values import JSON, Schema, fitted, parameter, write
 
-WHITE = r"\s+"
-
+_LONGEST_LEAD = 400
+"""Characters of a text in which a call's beginning is found."""
 
 ToolParser = Callable[[str, Any], Any]
 """mlx-lm's parser: from a call's text and the tools to `{"name", "arguments"}`, or a list of it."""
@@ -42,6 +42,16 @@ class Call:
     id: str | None = None
 
 
+def checked(call: Call, schema: Schema) -> Call:
+    """Return a call with the types of the schema; raises NoCallError if JSON cannot hold it."""
+    try:
+        arguments = {k: fitted(v, parameter(schema, k), schema) for k, v in call.arguments.items()}
+        write(arguments)
+    except (ValueError, TypeError, RecursionError):  # a set of Python's, or nested too deeply
+        raise NoCallError from None
+    return replace(call, arguments=arguments)
+
+
 Calls = tuple[Sequence[Call], int]
 """Calls in a text, at least one, and the position where the last of them ends."""
 
@@ -58,12 +68,12 @@ class Setting:
     def names(self) -> str:
         """A regular expression that matches the name of any tool."""
         longest_first = sorted(self.schemas, key=len, reverse=True)
-        return "(?P<name>" + "|".join(map(re.escape, longest_first)) + r")(?![\w-])"
+        return "(?P<name>" + "|".join(map(re.escape, longest_first)) + r")(?![\w.-])"
 
     @cached_property
     def _between(self) -> re.Pattern[str]:
-        marks = [re.escape(mark) for mark in (self.start, self.end) if mark]
-        return re.compile(f"(?:{'|'.join([WHITE, *marks])})*")
+        marks = "".join(f"|{re.escape(mark)}" for mark in (self.start, self.end) if mark)
+        return re.compile(rf"(?:\s{marks})*")
 
     def pattern(self, template: str) -> re.Pattern[str]:
         """Compile a regular expression in which NAME stands for the name of any tool."""
@@ -126,10 +136,6 @@ class Form(ABC):
         return any(
             given.startswith(lead) or (lead.startswith(given) and not whole) for lead in leads
         )
-
-
-_LONGEST_LEAD = 400
-"""Characters of a text in which a call's beginning is found."""
 
 
 def without_partial(text: str, mark: str, least: int = 2) -> str:

@@ -21,6 +21,9 @@ from redrafter_mlx.weights.calls.values import Schema, literal, parameter
 
 _JSON = JSONForm(leads=JSON_LEADS)
 _BRACKET, _COMMA = re.compile(r"\s*\["), re.compile(r"\s*[,;]")
+_LONGEST_AFTER = 2000
+"""Characters of a pattern of what may follow a value; deeper containers have a shorter one."""
+
 _KEYWORD = re.compile(r"\s*(\w+)\s*=\s*")
 
 
@@ -86,6 +89,8 @@ class GemmaForm(Form):
             reader = _GemmaReader(self.quote, text, setting.schemas[called["name"]])
             try:
                 arguments, at = reader.arguments(called.end())
+            except RecursionError:
+                raise NoCallError from None
             except UnfinishedError:
                 raise UnfinishedError((calls, end) if calls else None) from None
             calls.append(Call(called["name"], arguments))
@@ -121,7 +126,7 @@ class _GemmaReader:
         self, at: int, after: str, schema_of: Callable[[str], object]
     ) -> tuple[dict[str, object], int]:
         found: dict[str, object] = {}
-        after = rf"\s*(?:,{self._any_key}|\}}{after})"
+        after = rf"\s*(?:,{self._any_key}|\}}{after if len(after) < _LONGEST_AFTER else ''})"
         while not (ended := self._separator(at))[1]:
             key = self._key.match(self._text, ended.end())
             if key is None:
@@ -132,7 +137,7 @@ class _GemmaReader:
 
     def _array(self, at: int, after: str) -> tuple[list[object], int]:
         found: list[object] = []
-        after = rf"\s*(?:,{self._any_item}|\]{after})"
+        after = rf"\s*(?:,{self._any_item}|\]{after if len(after) < _LONGEST_AFTER else ''})"
         while not (ended := self._separator(at))[1]:
             value, at = self._value(ended.end(), after, {})
             found.append(value)

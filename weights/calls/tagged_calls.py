@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from redrafter_mlx.weights.calls.form import (
-    WHITE,
     Call,
     Calls,
     Form,
@@ -28,7 +27,7 @@ from redrafter_mlx.weights.calls.literal import read_literal
 from redrafter_mlx.weights.calls.values import Schema, kinds, parameter, typed, write
 
 _WORD = re.compile(r"\w+")
-_SPACE = re.compile(WHITE)
+_SPACE = re.compile(r"\s*")
 _CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*", re.DOTALL)
 _JSON = JSONForm(leads=JSON_LEADS)
 

@@ -19,7 +19,9 @@ Schema = Mapping[str, object]
 _MAX_DIGITS = 4300
 """Digits of an integer that Python's `json` reads, by default."""
 
-_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
+_MAX_STEPS = 1000
+"""Parts of a schema that are looked at for one parameter."""
+
 _INTEGER = re.compile(r"-?\d+", re.ASCII)
 
 _KINDS = {
@@ -103,36 +105,48 @@ def typed(raw: str, schema: object, root: Schema) -> object:
 
 
 def literal(raw: str, schema: object, root: Schema) -> object:
-    """Return the value of a text in a form that quotes its strings, else the text itself.
-
-    A number or boolean where the schema allows another type only is typed by the schema.
-    """
+    """Return the value of a text in a form that quotes its strings, else the text itself."""
     value = next(_readings(raw.strip()), raw)
-    allowed = kinds(schema, root)
-    kind = _kind(value)
+    return typed(raw, schema, root) if fitted(value, schema, root) is not value else value
+
+
+def fitted(value: object, schema: object, root: Schema) -> object:
+    """Return a value read from JSON, with a number or boolean as its text where it must be that."""
+    kind, allowed = _kind(value), kinds(schema, root)
     misfit = allowed and kind not in allowed and kind in ("integer", "number", "boolean")
-    return typed(raw, schema, root) if misfit else value
+    return typed(write(value), schema, root) if misfit else value
 
 
 def kinds(schema: object, root: Schema) -> frozenset[str]:
     """Return the JSON types that a schema allows; none if it does not say."""
-    return _kinds(schema, root, frozenset())
+    try:
+        return _kinds(schema, _References(root))
+    except RecursionError:
+        return frozenset()
 
 
 def parameter(root: Schema, key: str) -> object:
     """Return the schema of one parameter; an empty one if there is none."""
-    for part in _parts(root, root, frozenset()):
-        properties = part.get("properties")
-        if isinstance(properties, Mapping) and key in properties:
-            return properties[key]
+    with contextlib.suppress(RecursionError):
+        for part in _References(root).parts(root, choices=True):
+            properties = part.get("properties")
+            if isinstance(properties, Mapping) and key in properties:
+                return properties[key]
     extra = root.get("additionalProperties")
     return extra if isinstance(extra, Mapping) else {}
 
 
-def _exact(text: str) -> Iterator[object]:
-    """Yield the value, if there is any, whose JSON is exactly this text and which is no string."""
+def _decoded(text: str) -> Iterator[object]:
+    """Yield the value of a text that is JSON, if it is not nested too deeply to be written."""
     with contextlib.suppress(ValueError, RecursionError):
         value = JSON.decode(text)
+        write(value)
+        yield value
+
+
+def _exact(text: str) -> Iterator[object]:
+    """Yield the value, if there is any, whose JSON is exactly this text and which is no string."""
+    for value in _decoded(text):
         kind = _kind(value)
         if kind in ("array", "object") or (kind != "string" and _canonical(value) == text):
             yield value
@@ -140,8 +154,7 @@ def _exact(text: str) -> Iterator[object]:
 
 def _readings(text: str) -> Iterator[object]:
     """Yield the values that a text may stand for: in JSON, in Python, as any decimal number."""
-    with contextlib.suppress(ValueError, RecursionError):
-        yield JSON.decode(text)
+    yield from _decoded(text)
     if text.lower() in ("true", "false"):
         yield text.lower() == "true"
     if text == "None":
@@ -192,62 +205,64 @@ def _canonical(value: object) -> str:
     return str(int(value.text)) if whole else repr(float(value.text))
 
 
-def _kinds(schema: object, root: Schema, seen: frozenset[str]) -> frozenset[str]:
+class _References:
+    """Walks through a schema and what it refers to, in a limited number of steps."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root, self._steps = root, 0
+
+    def parts(self, schema: object, *, choices: bool = False) -> Iterator[Schema]:
+        """Yield a schema, those it refers to and is made of, and with `choices` its alternatives.
+
+        Raises RecursionError after too many steps, for references in a circle too.
+        """
+        self._steps += 1
+        if self._steps > _MAX_STEPS:
+            raise RecursionError
+        if not isinstance(schema, Mapping):
+            return
+        yield schema
+        ref = schema.get("$ref")
+        if isinstance(ref, str):
+            yield from self.parts(self._resolved(ref), choices=choices)
+        for keyword in ("allOf", *(("anyOf", "oneOf") if choices else ())):
+            branches = schema.get(keyword)
+            for branch in branches if isinstance(branches, list) else []:
+                yield from self.parts(branch, choices=choices)
+
+    def _resolved(self, ref: str) -> object:
+        """Return what a reference within the schema points to; None if there is nothing."""
+        found: object = self._root if ref.startswith("#") else None
+        for step in ref.split("/")[1:]:
+            step = step.replace("~1", "/").replace("~0", "~")
+            found = found.get(step) if isinstance(found, Mapping) else None
+        return found
+
+
+def _kinds(schema: object, references: _References) -> frozenset[str]:
     found: frozenset[str] = frozenset()
-    for part in _parts(schema, root, seen, choices=False):
-        for here in _said_by(part, root, seen):
-            found = found & here or here if found else here
+    for part in references.parts(schema):
+        for allowed in _said_by(part, references):
+            found = found & allowed or allowed if found else allowed
     return found
 
 
-def _said_by(part: Schema, root: Schema, seen: frozenset[str]) -> Iterator[frozenset[str]]:
+def _said_by(part: Schema, references: _References) -> Iterator[frozenset[str]]:
     """Yield the types that each keyword of a schema allows, of those that say any."""
     given = part.get("type")
-    names = given if isinstance(given, list) else [given] if isinstance(given, str) else []
-    if names and all(str(name).lower() in _KINDS for name in names):
+    names = [str(n).lower() for n in (given if isinstance(given, list) else [given]) if n]
+    if names and all(name in _KINDS for name in names):
         nullable = ["null"] if part.get("nullable") is True else []
-        yield frozenset(kind for name in [*names, *nullable] for kind in _KINDS[str(name).lower()])
+        yield frozenset(kind for name in [*names, *nullable] for kind in _KINDS[name])
     values = part.get("enum", [part["const"]] if "const" in part else None)
     if isinstance(values, list) and values:
         yield frozenset(_kind(value) for value in values)
     for keyword in ("anyOf", "oneOf"):
         branches = part.get(keyword)
         if isinstance(branches, list) and branches:
-            each = [_kinds(branch, root, seen | _refs(part)) for branch in branches]
+            each = [_kinds(branch, references) for branch in branches]
             if all(each):
                 yield frozenset().union(*each)
-    if not names and (isinstance(part.get("properties"), Mapping)):
-        yield frozenset({"object"})
-    if not names and isinstance(part.get("items"), Mapping):
-        yield frozenset({"array"})
-
-
-def _refs(part: Schema) -> frozenset[str]:
-    return frozenset({str(part["$ref"])}) if "$ref" in part else frozenset()
-
-
-def _parts(
-    schema: object, root: Schema, seen: frozenset[str], choices: bool = True
-) -> Iterator[Schema]:
-    """Yield a schema, those it refers to and is made of, and with `choices` its alternatives."""
-    if not isinstance(schema, Mapping):
-        return
-    yield schema
-    ref = schema.get("$ref")
-    if isinstance(ref, str) and ref not in seen and len(seen) < 100:
-        yield from _parts(_resolve(ref, root), root, seen | {ref}, choices)
-    for keyword in ("allOf", *(("anyOf", "oneOf") if choices else ())):
-        branches = schema.get(keyword)
-        for branch in branches if isinstance(branches, list) else []:
-            yield from _parts(branch, root, seen, choices)
-
-
-def _resolve(ref: str, root: Schema) -> object:
-    """Return what a reference within the schema points to; None if there is nothing."""
-    found: object = root
-    if not ref.startswith("#"):
-        return None
-    for step in ref[1:].split("/")[1:]:
-        step = step.replace("~1", "/").replace("~0", "~")
-        found = found.get(step) if isinstance(found, Mapping) else None
-    return found
+    for keyword, kind in (("properties", "object"), ("items", "array")):
+        if not names and isinstance(part.get(keyword), Mapping):
+            yield frozenset({kind})
