@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 from tiny import byte_model, byte_tokenizer
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.interface import Drafter, Features, Memory, Seen
+from redrafter_mlx.drafting.level_drafter import DraftLevels, MemorylessDrafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import DrafterError
 from redrafter_mlx.speculation.beams import Beams
+from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 
 PROMPT = [3, 5, 7, 3, 5, 7, 3]
 SHAPE = {"beam_width": 4, "beam_length": 5}
@@ -154,6 +157,61 @@ def test_a_drafter_that_cannot_be_bound_is_named() -> None:
     for drafter, why in ((Unbound(), "KeyError: 'head'"), (Nothing(), "NoneType")):
         with pytest.raises(DrafterError, match=f"{type(drafter).__name__}.*`bind`.*{why}"):
             Redrafter(byte_model(), byte_tokenizer(), drafter)
+
+
+class Levels(DraftLevels):
+    """Logits of any size and value, the same after every token."""
+
+    def __init__(self, vocabulary: DraftVocabulary, rows: int, logits: mx.array) -> None:
+        super().__init__(vocabulary)
+        self._rows, self._logits = rows, logits
+
+    def first(self) -> mx.array:
+        return mx.broadcast_to(self._logits, (self._rows, 1, self._logits.size))
+
+    def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
+        del parents
+        return mx.broadcast_to(self._logits, (*tokens.shape, self._logits.size))
+
+
+class LevelByLevel(MemorylessDrafter):
+    def __init__(self, logits: mx.array, size: int, tokens: mx.array | None = None) -> None:
+        super().__init__("levels", nn.Linear(2, 2), DraftVocabulary(size, 258, tokens))
+        self._logits = logits
+
+    @property
+    def features(self) -> Features:
+        return Features(hidden=True)
+
+    def levels_of(self, features: mx.array, root: mx.array, drafts: int) -> DraftLevels:
+        del features, drafts
+        return Levels(self.vocabulary, root.shape[0], self._logits)
+
+
+@pytest.mark.parametrize("size", [50, 300])
+def test_logits_of_another_size_than_the_drafters_vocabulary_are_an_error(size: int) -> None:
+    drafter = LevelByLevel(mx.zeros(size), 100, mx.arange(100))
+    engine = Redrafter(byte_model(seed=1), byte_tokenizer(), drafter)
+    with pytest.raises(DrafterError, match=rf"LevelByLevel.*`draft`.*{size}"):
+        answer(engine, **SHAPE)
+    assert answer(engine, draft=False)
+
+
+@pytest.mark.parametrize("accept", ["sample", "rejection"])
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        LevelByLevel(mx.arange(258) * 0.1, 258),
+        LevelByLevel(mx.full(258, float("nan")), 258),
+        LevelByLevel(mx.full(258, float("inf")), 258),
+        LevelByLevel(mx.arange(100) * 0.1, 100, mx.arange(100) + 10**6),
+    ],
+    ids=["fine", "NaN", "infinite", "no tokens"],
+)
+def test_levels_of_ones_own_keep_the_text(drafter: Drafter, accept: str) -> None:
+    engine = Redrafter(byte_model(seed=1), byte_tokenizer(), drafter)
+    options = {"temperature": 0.9, "seed": 4, "accept": accept}
+    assert answer(engine, **options, **SHAPE) == answer(engine, **options, draft=False)
 
 
 def test_a_drafter_may_keep_arrays_that_were_made_in_another_thread() -> None:

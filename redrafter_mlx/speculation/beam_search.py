@@ -62,6 +62,7 @@ def beam_search(levels: Levels, root: mx.array, shape: BeamShape) -> Beams:
             logits, live = levels.first(), 1
         else:
             logits, live = levels.following(parents[-1], tokens[-1]), W
+        check_logits(logits, (B, live, levels.vocabulary.size))
         step = draft_log_probs(logits)  # [B, live, V']
         total = scores[-1][:, :live, None] + step
         best, index = top_k(total.reshape(B, -1), W)
@@ -78,6 +79,12 @@ def draft_log_probs(logits: mx.array) -> mx.array:
     """
     log_probs = log_softmax(logits)
     return mx.minimum(mx.where(mx.isnan(log_probs), -mx.inf, log_probs), 0.0)
+
+
+def check_logits(logits: mx.array, shape: tuple[int, int, int]) -> None:
+    """Raise ValueError, naming both shapes, for a level's logits of another shape."""
+    if logits.shape != shape:
+        raise ValueError(f"a level's logits have the shape {logits.shape}, not {shape}")
 
 
 def top_k(x: mx.array, k: int) -> tuple[mx.array, mx.array]:

@@ -20,6 +20,9 @@ class DraftVocabulary:
     vocab_size: int
     tokens: mx.array | None = None
 
+    def __post_init__(self) -> None:
+        mx.eval(self.tokens)  # another thread drafts, and could not evaluate it
+
     def to_tokens(self, outputs: mx.array) -> mx.array:
         """Map output indices to token ids."""
         return outputs if self.tokens is None else self.tokens[outputs]

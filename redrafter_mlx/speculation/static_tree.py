@@ -28,7 +28,7 @@ from redrafter_mlx.config import (
     check_int,
 )
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.speculation.beam_search import Levels, draft_log_probs, top_k
+from redrafter_mlx.speculation.beam_search import Levels, check_logits, draft_log_probs, top_k
 from redrafter_mlx.speculation.beams import Beams, stacked
 
 RankPath = tuple[int, ...]
@@ -122,6 +122,7 @@ def static_tree(levels: Levels, root: mx.array, tree: StaticTree) -> Beams:
             origins = _indices(asked, [path[:-1] for path in extended], B)
             among = mx.array([above.index(path) for path in extended])
             logits = levels.following(origins, tokens[-1][:, among])
+        check_logits(logits, (B, len(extended), levels.vocabulary.size))
         asked = extended
         ranks = max(path[-1] for path in here) + 1
         step = draft_log_probs(logits)  # [B, extended, V']
