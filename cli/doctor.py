@@ -23,6 +23,7 @@ from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.runtime.blas import BLAS, libraries_here, preferred_library, remedy
+from redrafter_mlx.runtime.hardware import CUDA_BACKENDS
 from redrafter_mlx.runtime.paths import bytes_below, cache_dir, existing_part, human_size
 
 _PACKAGES = ("redrafter-mlx", "mlx", "mlx-lm", "transformers", "huggingface-hub")
@@ -153,7 +154,7 @@ def overwritten_backend() -> str | None:
 
     mlx-cpu and mlx-cuda-* both install `mlx/lib/libmlx.so`; the last one installed is used.
     """
-    for name in ("mlx-cuda-13", "mlx-cuda-12"):
+    for name in CUDA_BACKENDS:
         with contextlib.suppress(metadata.PackageNotFoundError):
             for file in metadata.files(name) or ():
                 here = Path(str(file.locate()))

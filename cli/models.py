@@ -18,11 +18,13 @@ from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.terminal import console, sanitise
 from redrafter_mlx.errors import (
     BadInputError,
+    DamagedFileError,
     ModelNotFoundError,
     RedrafterError,
     UnsupportedModelError,
 )
 from redrafter_mlx.runtime.paths import human_size
+from redrafter_mlx.runtime.words import count
 
 if TYPE_CHECKING:
     from redrafter_mlx.weights.fit.machine import Machine
@@ -69,10 +71,10 @@ def list_all() -> None:
     `show` has the details of one. Any Hub repository or folder that mlx-lm loads works as well.
     """
     with progress_bars("looking"):
-        from redrafter_mlx.weights.fit.machine import this_machine
+        from redrafter_mlx.weights.fit.machine import planned_machine
         from redrafter_mlx.weights.status import list_models
 
-        known, machine = list_models(), this_machine()
+        known, machine = list_models(), planned_machine()
         rows = [
             (
                 model.name,
@@ -140,17 +142,15 @@ def show(
     Of a drafter, its form and its target. Uses no network.
     """
     with progress_bars(f"looking at {name}"):
-        from redrafter_mlx.weights.fit.machine import this_machine
+        from redrafter_mlx.weights.fit.machine import planned_machine
         from redrafter_mlx.weights.status import show_model
 
         facts: Mapping[str, str | None] = _drafter_facts(name)
         if not facts:
-            model = show_model(name)
-            facts = {
-                **_facts(model),
-                **_memory_facts(model, this_machine(), context),
-                "unsupported": _unsupported(model),
-            }
+            model, machine = show_model(name), planned_machine()
+            unsupported = _unsupported(model)
+            memory = {} if unsupported else _memory_facts(model, machine, context)
+            facts = {**_facts(model), **memory, "unsupported": unsupported}
     known = {label: " ".join(value.split()) for label, value in facts.items() if value}
     width = max(map(len, known))
     for label, value in known.items():
@@ -159,20 +159,26 @@ def show(
 
 def _check_files(path: Path) -> None:
     """Raise RedrafterError unless the files are of a model or of a supported form of drafter."""
-    from redrafter_mlx.drafting.drafter_files import open_files
-    from redrafter_mlx.drafting.forms import find_form, holds_drafter, is_drafter
+    from redrafter_mlx.drafting.recognition import (
+        form_of,
+        holds_drafter,
+        is_drafter,
+        read_drafter_config,
+    )
     from redrafter_mlx.weights.files.folder import check_model
+    from redrafter_mlx.weights.files.tensors import open_tensors
 
-    if path.is_dir() and holds_drafter(path) and is_drafter(files := open_files(path)):
-        find_form(files)
-    else:
-        check_model(path)
+    if path.is_dir() and holds_drafter(path):
+        config, names = read_drafter_config(path), open_tensors(path).shapes
+        if is_drafter(config, names):
+            form_of(path, config, names)
+            return
+    check_model(path)
 
 
 def _drafter_facts(name: str) -> dict[str, str]:
     """Return what is known of a drafter, by label; nothing of anything else."""
-    from redrafter_mlx.drafting.drafter_files import open_files
-    from redrafter_mlx.drafting.forms import find_form, holds_drafter
+    from redrafter_mlx.drafting.recognition import form_in, holds_drafter, read_drafter_config
     from redrafter_mlx.runtime.paths import bytes_below
     from redrafter_mlx.weights.files.folder import check_model
     from redrafter_mlx.weights.resolve import find_local
@@ -181,14 +187,14 @@ def _drafter_facts(name: str) -> dict[str, str]:
     if local is None or local.path.is_file() or not holds_drafter(local.path):
         return {}
     try:
-        files = open_files(local.path)
-        form = find_form(files).name
+        config = read_drafter_config(local.path)
+        form = form_in(local.path)
     except RedrafterError:
         check_model(local.path)  # whose error says more of a folder that holds neither
         raise
-    speculators = files.config.get("speculators_config")
+    speculators = config.get("speculators_config")
     verifier = speculators.get("verifier") if isinstance(speculators, dict) else None
-    targets = [files.config.get("target"), files.config.get("base_model_name_or_path")]
+    targets = [config.get("target"), config.get("base_model_name_or_path")]
     targets += [verifier.get("name_or_path")] if isinstance(verifier, dict) else []
     return {
         "name": name,
@@ -215,24 +221,33 @@ def _facts(model: ModelStatus) -> dict[str, str | None]:
 
 def _unsupported(model: ModelStatus) -> str | None:
     """Return why a model on disk cannot be used here; None if it can, or if it is not on disk."""
-    from redrafter_mlx.loading.supported import check_supported
+    from redrafter_mlx.weights.registry import REGISTRY
 
-    if model.path is None or not (config := model.path / "config.json").is_file():
+    if model.path is None or model.name in REGISTRY:
         return None
-    try:
-        check_supported(config)
-    except UnsupportedModelError as error:
+    try:  # MLX's own definitions decide, and its import takes a second or two
+        if model.path.is_file():
+            from redrafter_mlx.weights.gguf.load import check_gguf
+
+            check_gguf(model.path)
+        elif (config := model.path / "config.json").is_file():
+            from redrafter_mlx.loading.supported import check_supported
+
+            check_supported(config)
+    except (UnsupportedModelError, DamagedFileError) as error:
         return str(error)
     return None
 
 
 def _memory_facts(model: ModelStatus, machine: Machine, context: int) -> dict[str, str]:
     """Return the memory for models, and what each way of loading the model needs."""
-    from redrafter_mlx.weights.fit.needs import drafter_bytes, needs
+    from redrafter_mlx.weights.fit.needs import MOSTLY_EMBEDDING, drafter_bytes, needs
 
     if model.stored is None:
         return {}
-    facts = {"memory": f"{_size(machine.working_set)} for models, context of {context} tokens"}
+    planned = count(model.stored.planned(context), "token")
+    whole = "" if model.stored.planned(context) == context else ", all that the model can have"
+    facts = {"memory": f"{_size(machine.working_set)} for models, context of {planned}{whole}"}
     drafter = drafter_bytes(model.name)
     for way in needs(model.stored, machine, context=context, drafter=drafter):
         parts = (
@@ -240,6 +255,8 @@ def _memory_facts(model: ModelStatus, machine: Machine, context: int) -> dict[st
         )
         verdict = "fits" if way.fits(machine) else "does not fit"
         facts[way.option] = f"{verdict}: {_size(way.total)} ({parts}, and work)"
+        if way.quantize == 4 and model.stored.size.mostly_embedding:
+            facts[way.option] += f"; {MOSTLY_EMBEDDING}"
     return facts
 
 

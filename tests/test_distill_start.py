@@ -18,8 +18,9 @@ from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.forms.fresh_weights import scale_recurrent
 from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.drafting.checkpoint import read_config, save_drafter
+from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
+from redrafter_mlx.drafting.recurrent_config import read_config
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.files.names import WEIGHTS

@@ -13,9 +13,10 @@ import pytest
 from mlx.utils import tree_flatten
 from tiny import HIDDEN, VOCAB, plain_tokens, random_drafter, random_model, tiny_source
 
-from redrafter_mlx.drafting.checkpoint import read_config, save_drafter
+from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.drafting.published.medusa import MedusaConfig, MedusaNetwork, save_medusa
+from redrafter_mlx.drafting.recurrent_config import read_config
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.loading import load as loading
 from redrafter_mlx.loading.drafter import parse_drafter

@@ -20,8 +20,9 @@ from tiny import HIDDEN, VOCAB, byte_model, byte_tokenizer, plain_tokens, random
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.drafting.combined import Combined
-from redrafter_mlx.drafting.forms import DrafterFolder, holds_drafter
+from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.published.medusa import MedusaDrafter
+from redrafter_mlx.drafting.recognition import holds_drafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError
 from redrafter_mlx.loading.load import load

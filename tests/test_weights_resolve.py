@@ -802,10 +802,10 @@ def test_a_refused_token_is_named_with_its_remedy(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.refuses_tokens = True
-    monkeypatch.setattr("redrafter_mlx.weights.hub.get_token", lambda: "hf_expired")
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_expired")
     with pytest.raises(DownloadError, match="unset HF_TOKEN"):
         resolve("org/repo")
-    monkeypatch.setattr("redrafter_mlx.weights.hub.get_token", lambda: None)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises((DownloadError, ModelNotFoundError)) as anonymous:
         resolve("org/repo")
     assert "HF_TOKEN" not in str(anonymous.value)

@@ -15,22 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from huggingface_hub import (
-    HfApi,
-    ModelCardData,
-    constants,
-    get_token,
-    hf_hub_download,
-    try_to_load_from_cache,
-)
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HFValidationError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-from huggingface_hub.utils.tqdm import tqdm
+import huggingface_hub
+from huggingface_hub import constants
 
 from redrafter_mlx.errors import DamagedFileError, DownloadError, ModelNotFoundError
 from redrafter_mlx.runtime.json_file import read_object
@@ -38,6 +26,9 @@ from redrafter_mlx.runtime.paths import NoRoomError, check_free_disk
 from redrafter_mlx.weights import DOWNLOADING, Progress
 from redrafter_mlx.weights.files.names import MODEL_WEIGHTS, weight_files, weight_names
 from redrafter_mlx.weights.registry import REGISTRY
+
+if TYPE_CHECKING:
+    from huggingface_hub.utils.tqdm import tqdm
 
 ANSWER_TIMEOUT = 5.0
 """Seconds after which a Hub that does not answer is treated as unreachable."""
@@ -100,7 +91,7 @@ def list_repo(repo: str, revision: str) -> Listing:
       ModelNotFoundError: no such repository or revision, or one that is not open to this user
     """
     with _explained_errors(repo, revision):
-        info = HfApi(endpoint=_endpoint()).model_info(
+        info = huggingface_hub.HfApi(endpoint=_endpoint()).model_info(
             repo, revision=revision, files_metadata=True, timeout=ANSWER_TIMEOUT
         )
     sizes = {f.rfilename: f.size or 0 for f in info.siblings or ()}
@@ -118,7 +109,7 @@ def download_file(listing: Listing, name: str, progress: Progress, *, again: boo
     size = listing.sizes[name]
     for forced in (True,) if again else (False, True):
         with _explained_errors(listing.repo, listing.revision):
-            path = hf_hub_download(
+            path = huggingface_hub.hf_hub_download(
                 listing.repo,
                 name,
                 revision=listing.revision,
@@ -135,13 +126,13 @@ def download_file(listing: Listing, name: str, progress: Progress, *, again: boo
 
 def cached_file(repo: str, revision: str, name: str) -> Path | None:
     """Return the path of a file in the Hub's cache, without network access; None if missing."""
-    with contextlib.suppress(HFValidationError):
-        found = try_to_load_from_cache(
-            repo, name, revision=revision, cache_dir=constants.HF_HUB_CACHE
-        )
-        if isinstance(found, str):
-            return Path(found)
-    return None
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
+    try:  # as `try_to_load_from_cache`, whose import takes half a second
+        commit = (folder / "refs" / revision).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        commit = revision
+    path = folder / "snapshots" / commit / name
+    return path if path.is_file() else None
 
 
 def cached_repo(repo: str, revision: str) -> Path | None:
@@ -236,7 +227,7 @@ def hub_licence(licence: str | None) -> tuple[str, str | None]:
 def card_front_matter(target: str, licence: str | None) -> str:
     """Return the front matter of a drafter's card: YAML that names its target and licence."""
     identifier, name = hub_licence(licence)
-    data = ModelCardData(
+    data = huggingface_hub.ModelCardData(
         library_name="mlx",
         pipeline_tag="text-generation",
         license=identifier,
@@ -257,6 +248,7 @@ def hub_repo(name: str) -> str | None:
 
 def _tqdm_reporting(progress: Progress, label: str) -> type[tqdm]:
     """Return a tqdm class for huggingface-hub that draws nothing and reports to `progress`."""
+    from huggingface_hub.utils.tqdm import tqdm
 
     class Reporting(tqdm):
         def __init__(self, *args: object, **kwargs: object) -> None:
@@ -290,18 +282,22 @@ def _explained_errors(repo: str, revision: str) -> Iterator[None]:
     """Raise any error inside as ModelNotFoundError or DownloadError, with one short line."""
     try:
         yield
-    except GatedRepoError as error:  # anybody may list such a repository, but not read its files
-        raise ModelNotFoundError(
-            f"{repo} is gated: accept its terms on its Hub page and log in with: hf auth login"
-        ) from error
     except Exception as error:  # the HTTP client's own classes differ between hub versions
+        from huggingface_hub import errors
+
+        if isinstance(error, errors.GatedRepoError):  # anybody may list it, but not read its files
+            raise ModelNotFoundError(
+                f"{repo} is gated: accept its terms on its Hub page and log in with: hf auth login"
+            ) from error
         status = getattr(getattr(error, "response", None), "status_code", None)
-        if status == 401 and get_token() is not None:  # without a token: no such repository
+        if (
+            status == 401 and huggingface_hub.get_token() is not None
+        ):  # without a token: no such repository
             text = "your Hub token is refused: unset HF_TOKEN or run: hf auth login"
             raise DownloadError(text) from error
-        if isinstance(error, RevisionNotFoundError):
+        if isinstance(error, errors.RevisionNotFoundError):
             raise ModelNotFoundError(f"{repo} has no revision {revision!r} on the Hub") from error
-        if isinstance(error, (RepositoryNotFoundError, HFValidationError)):
+        if isinstance(error, (errors.RepositoryNotFoundError, errors.HFValidationError)):
             raise ModelNotFoundError(
                 f"no repository {repo!r} on the Hub (or it is private: log in with: hf auth login)"
             ) from error

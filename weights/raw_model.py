@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeGuard
-
-import mlx.core as mx
-import mlx.nn as nn
-from mlx_lm.tokenizer_utils import TokenizerWrapper
+from typing import TYPE_CHECKING, TypeGuard
 
 from redrafter_mlx.errors import DamagedFileError
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+    import mlx.nn as nn
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 _ENDLESS = 2**53
 """A context length that no model has."""

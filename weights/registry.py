@@ -28,6 +28,7 @@ class Registered:
     repo, revision: on the Hub
     size:   bytes to download; exact for a pinned file, else rounded
     shape:  sizes from its configuration
+    context: maximum number of tokens, prompt and answer together
     bits:   of its quantised weights, None for float16
     pinned: its only file; None for a folder of safetensors
     """
@@ -39,53 +40,54 @@ class Registered:
     size: int
     description: str
     shape: ModelSize
+    context: int
     bits: int | None = None
     pinned: Pinned | None = None
 
     @property
     def stored(self) -> StoredModel:
         """The model's sizes, known before a download."""
-        return StoredModel(self.shape, self.bits, self.size)
+        return StoredModel(self.shape, self.bits, self.size, self.context)
 
 
 def _community(
-    name: str, model: str, licence: str, shape: ModelSize, description: str
+    name: str, model: str, licence: str, shape: ModelSize, context: int, description: str
 ) -> Registered:
     """Return the entry of a 4-bit mlx-community repository, whose size follows from its shape."""
     size, repo = shape.weight_bytes(4), f"mlx-community/{model}-4bit"
-    return Registered(name, repo, "main", licence, size, f"{description}, 4-bit", shape, 4)
+    return Registered(name, repo, "main", licence, size, f"{description}, 4-bit", shape, context, 4)
 
 
 _SMOLLM_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _COMMUNITY = (
     ("llama-3.2-1b", "Llama-3.2-1B-Instruct", "llama3.2",
-     (16, 2048, 8192, 32, 8, 64, 128_256), True, "Llama 3.2 1B Instruct"),
+     (16, 2048, 8192, 32, 8, 64, 128_256), True, 131_072, "Llama 3.2 1B Instruct"),
     ("llama-3.2-3b", "Llama-3.2-3B-Instruct", "llama3.2",
-     (28, 3072, 8192, 24, 8, 128, 128_256), True, "Llama 3.2 3B Instruct"),
+     (28, 3072, 8192, 24, 8, 128, 128_256), True, 131_072, "Llama 3.2 3B Instruct"),
     ("llama-3.1-8b", "Meta-Llama-3.1-8B-Instruct", "llama3.1",
-     (32, 4096, 14_336, 32, 8, 128, 128_256), False, "Llama 3.1 8B Instruct"),
+     (32, 4096, 14_336, 32, 8, 128, 128_256), False, 131_072, "Llama 3.1 8B Instruct"),
     ("llama-3.3-70b", "Llama-3.3-70B-Instruct", "llama3.3",
-     (80, 8192, 28_672, 64, 8, 128, 128_256), False, "Llama 3.3 70B Instruct"),
+     (80, 8192, 28_672, 64, 8, 128, 128_256), False, 131_072, "Llama 3.3 70B Instruct"),
     ("qwen3-0.6b", "Qwen3-0.6B", "apache-2.0",
-     (28, 1024, 3072, 16, 8, 128, 151_936), True, "Qwen3 0.6B"),
+     (28, 1024, 3072, 16, 8, 128, 151_936), True, 40_960, "Qwen3 0.6B"),
     ("qwen3-1.7b", "Qwen3-1.7B", "apache-2.0",
-     (28, 2048, 6144, 16, 8, 128, 151_936), True, "Qwen3 1.7B"),
+     (28, 2048, 6144, 16, 8, 128, 151_936), True, 40_960, "Qwen3 1.7B"),
     ("qwen3-4b", "Qwen3-4B", "apache-2.0",
-     (36, 2560, 9728, 32, 8, 128, 151_936), True, "Qwen3 4B"),
+     (36, 2560, 9728, 32, 8, 128, 151_936), True, 40_960, "Qwen3 4B"),
     ("qwen3-8b", "Qwen3-8B", "apache-2.0",
-     (36, 4096, 12_288, 32, 8, 128, 151_936), False, "Qwen3 8B"),
+     (36, 4096, 12_288, 32, 8, 128, 151_936), False, 40_960, "Qwen3 8B"),
     ("qwen3-14b", "Qwen3-14B", "apache-2.0",
-     (40, 5120, 17_408, 40, 8, 128, 151_936), False, "Qwen3 14B"),
+     (40, 5120, 17_408, 40, 8, 128, 151_936), False, 40_960, "Qwen3 14B"),
     ("qwen3-32b", "Qwen3-32B", "apache-2.0",
-     (64, 5120, 25_600, 64, 8, 128, 151_936), False, "Qwen3 32B"),
+     (64, 5120, 25_600, 64, 8, 128, 151_936), False, 40_960, "Qwen3 32B"),
     ("mistral-7b", "Mistral-7B-Instruct-v0.3", "apache-2.0",
-     (32, 4096, 14_336, 32, 8, 128, 32_768), False, "Mistral 7B Instruct v0.3"),
+     (32, 4096, 14_336, 32, 8, 128, 32_768), False, 32_768, "Mistral 7B Instruct v0.3"),
     ("phi-3.5-mini", "Phi-3.5-mini-instruct", "mit",
-     (32, 3072, 8192, 32, 32, 96, 32_064), False, "Phi 3.5 mini Instruct"),
+     (32, 3072, 8192, 32, 32, 96, 32_064), False, 131_072, "Phi 3.5 mini Instruct"),
     ("phi-4", "phi-4", "mit",
-     (40, 5120, 17_920, 40, 10, 128, 100_352), False, "Phi 4"),
+     (40, 5120, 17_920, 40, 10, 128, 100_352), False, 16_384, "Phi 4"),
 )  # fmt: skip
-"""Name, model, licence, `ModelSize`, whether the head is tied, and description."""
+"""Name, model, licence, `ModelSize`, whether the head is tied, context, and description."""
 
 _VICUNA = (
     ("vicuna-7b", "refs/pr/4", 13_500_000_000, (32, 4096, 11_008, 32, 32, 128, 32_000)),
@@ -105,6 +107,7 @@ REGISTRY: dict[str, Registered] = {
             size=98_362_432,
             description="SmolLM2 135M Instruct, 4-bit; small enough for any machine",
             shape=ModelSize(30, 576, 1536, 9, 3, 64, 49_152, tied=True),
+            context=8192,
             bits=4,
             pinned=Pinned(
                 _SMOLLM_FILE,
@@ -121,12 +124,13 @@ REGISTRY: dict[str, Registered] = {
                 size=size,
                 description=f"{name.title()} v1.3, float16; the paper's target",
                 shape=ModelSize(*shape),
+                context=2048,
             )
             for name, revision, size, shape in _VICUNA
         ),
         *(
-            _community(name, model, licence, ModelSize(*shape, tied=tied), description)
-            for name, model, licence, shape, tied, description in _COMMUNITY
+            _community(name, model, licence, ModelSize(*shape, tied=tied), context, description)
+            for name, model, licence, shape, tied, context, description in _COMMUNITY
         ),
     )
 }

@@ -9,13 +9,17 @@ from pathlib import Path
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.runtime.paths import bytes_below
+from redrafter_mlx.weights.chat_template import has_chat_template
 from redrafter_mlx.weights.files.folder import check_model, check_tokenizer
 from redrafter_mlx.weights.fit.model_size import StoredModel, gguf_config
 from redrafter_mlx.weights.fit.needs import stored_model
-from redrafter_mlx.weights.gguf.header import read_header
+from redrafter_mlx.weights.gguf.header import read_header, weight_types
 from redrafter_mlx.weights.hub import cached_repos, split_repo
+from redrafter_mlx.weights.raw_model import context_length
 from redrafter_mlx.weights.registry import REGISTRY
 from redrafter_mlx.weights.resolve import find_local
+
+_NO_TEMPLATE = "none: it cannot chat; `generate --raw` and /v1/completions continue a text"
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ def show_model(name: str | Path) -> ModelStatus:
     if status.path is None:
         return status
     check_model(status.path)
-    return replace(status, details=_details(status.path))
+    return replace(status, details=_details(status.path, status.name))
 
 
 def _status(name: str) -> ModelStatus:
@@ -102,23 +106,24 @@ def _is_language_model(folder: Path) -> bool:
     return isinstance(named, list) and any(kind in str(name) for name in named for kind in kinds)
 
 
-def _details(path: Path) -> dict[str, str]:
+def _details(path: Path, name: str) -> dict[str, str]:
     if path.is_file():
         header = read_header(path)
         config = gguf_config(header)
-        kinds = [tensor.type for tensor in header.tensors.values() if len(tensor.shape) == 2]
-        weights: object = max(set(kinds), key=kinds.count) if kinds else None
+        weights: object = weight_types(header)
     else:
         config = read_object(path / "config.json")
         quantization = config.get("quantization")
         bits = quantization.get("bits") if isinstance(quantization, dict) else None
         weights = f"{bits}-bit" if bits else config.get("torch_dtype") or config.get("dtype")
+    template = has_chat_template(path, name)
     known = {
         "architecture": config.get("model_type"),
         "layers": config.get("num_hidden_layers"),
         "hidden size": config.get("hidden_size"),
         "vocabulary": config.get("vocab_size"),
-        "context": config.get("max_position_embeddings"),
+        "context": context_length(config),
         "weights": weights,
+        "chat template": "yes" if template else _NO_TEMPLATE,
     }
     return {key: str(value) for key, value in known.items() if value is not None}

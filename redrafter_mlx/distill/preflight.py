@@ -12,7 +12,7 @@ from redrafter_mlx.distill.options_file import OPTIONS
 from redrafter_mlx.distill.report.card import CARD
 from redrafter_mlx.distill.report.metrics import METRICS
 from redrafter_mlx.distill.training.checkpoint import CHECKPOINT
-from redrafter_mlx.drafting.drafter_files import CONFIG
+from redrafter_mlx.drafting.recognition import CONFIG
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.paths import check_writable, existing_part
 from redrafter_mlx.weights.files.names import WEIGHTS

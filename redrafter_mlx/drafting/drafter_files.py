@@ -22,16 +22,15 @@ from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import shown
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
-from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError, ModelNotFoundError
+from redrafter_mlx.drafting.recognition import CONFIG, read_drafter_config
+from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError
 from redrafter_mlx.runtime.atomic_write import flush_to_disk, name_in_errors
 from redrafter_mlx.runtime.device import dtype_name
-from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.files.names import WEIGHTS
 from redrafter_mlx.weights.files.tensors import StoredTensors, open_tensors
 from redrafter_mlx.weights.precision import no_layer_fits, quantize_layers
 
-CONFIG = "config.json"
 _SAVING = ".saving-"
 
 
@@ -98,29 +97,15 @@ class DrafterFiles:
 
 @dataclass(frozen=True)
 class Form:
-    """A published form of drafter: how to recognise its files, and how to load a drafter from them.
+    """A published form of drafter, and how to load one from its files.
 
-    name:       for display, such as "EAGLE-3"
-    recognises: whether files are of this form, by tensor names, and by config.json if the names
-                are ambiguous
-    load:       returns the drafter, bound to its target and evaluated. Raises MismatchError, naming
-                both sides, before weights are read, and DamagedFileError
+    name: as in `recognition.form_of`, such as "EAGLE-3"
+    load: returns the drafter, bound to its target and evaluated. Raises MismatchError, naming both
+          sides, before weights are read, and DamagedFileError
     """
 
     name: str
-    recognises: Callable[[DrafterFiles], bool]
     load: Callable[[DrafterFiles, Target], LevelDrafter]
-
-
-def read_drafter_config(folder: str | Path) -> dict[str, object]:
-    """Read a drafter's config.json; raises ModelNotFoundError or DamagedFileError in one line."""
-    path = Path(folder) / CONFIG
-    if not os.path.isdir(folder):
-        raise ModelNotFoundError(f"no drafter at {folder}; give a folder that holds {CONFIG}")
-    try:
-        return read_object(path)
-    except FileNotFoundError:
-        raise ModelNotFoundError(f"{path} is missing; a drafter's folder holds {CONFIG}") from None
 
 
 def open_files(folder: str | Path, bits: int | None = None, asked: bool = True) -> DrafterFiles:

@@ -7,9 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from redrafter_mlx.drafting.checkpoint import read_config
-from redrafter_mlx.drafting.drafter_files import open_files, read_drafter_config
-from redrafter_mlx.drafting.forms import find_form
+from redrafter_mlx.drafting.recognition import form_in, read_drafter_config
+from redrafter_mlx.drafting.recurrent_config import read_config
 from redrafter_mlx.errors import DamagedFileError, ModelNotFoundError, RedrafterError
 from redrafter_mlx.runtime.paths import bytes_below, cache_dir
 from redrafter_mlx.runtime.regular_file import read_regular_text
@@ -118,7 +117,7 @@ def _trained_for(folder: Path) -> object:
 
 def _form(folder: Path) -> str:
     try:
-        return find_form(open_files(folder)).name
+        return form_in(folder)
     except RedrafterError:
         return "damaged"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Literal
 
 from redrafter_mlx.config import (
@@ -13,7 +14,8 @@ from redrafter_mlx.config import (
     refuse_unknown_keys,
     shown,
 )
-from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.drafting.recognition import CONFIG, read_drafter_config
+from redrafter_mlx.errors import BadInputError, DamagedFileError
 
 Head = Literal["own", "tied"]
 
@@ -129,3 +131,16 @@ class DrafterConfig:
     def output_size(self) -> int:
         """V', the number of tokens that can be drafted."""
         return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
+
+
+def read_config(folder: str | Path) -> DrafterConfig:
+    """Read the configuration in a drafter's folder; one readable error for anything wrong."""
+    return config_of(Path(folder), read_drafter_config(folder))
+
+
+def config_of(folder: Path, content: Mapping[str, object]) -> DrafterConfig:
+    """Return the configuration that config.json holds; raises DamagedFileError."""
+    try:
+        return DrafterConfig.from_dict(content)
+    except BadInputError as error:
+        raise DamagedFileError(f"{folder / CONFIG}: {error}") from None

@@ -19,11 +19,12 @@ from redrafter_mlx.drafting.checked import bound
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.drafter_files import open_files
-from redrafter_mlx.drafting.forms import FORMS, DrafterFolder, find_form, holds_drafter
+from redrafter_mlx.drafting.forms import FORMS, DrafterFolder, find_form
 from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.drafting.interface import Bindable, Drafter
 from redrafter_mlx.drafting.prompt_lookup import split_lookup
 from redrafter_mlx.drafting.published.pard import MASK_KEY, Pard
+from redrafter_mlx.drafting.recognition import holds_drafter
 from redrafter_mlx.drafting.registry import check_drafter
 from redrafter_mlx.drafting.static_trees import split_tree
 from redrafter_mlx.errors import (

@@ -32,7 +32,7 @@ from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights import LOG, Progress, no_progress
 from redrafter_mlx.weights.chat_template import has_chat_template
 from redrafter_mlx.weights.fit.machine import this_machine
-from redrafter_mlx.weights.fit.needs import check_load
+from redrafter_mlx.weights.fit.needs import MOSTLY_EMBEDDING, check_load, stored_model
 from redrafter_mlx.weights.folder import load_folder
 from redrafter_mlx.weights.gguf.load import load_gguf
 from redrafter_mlx.weights.precision import (
@@ -104,6 +104,9 @@ def load_target(
     try:
         if chat_or is not None and not has_chat_template(local.path, local.name):
             raise BadInputError(f"{local.name} has no chat template; {chat_or}")
+        stored = stored_model(local.path) if quantize == 4 else None
+        if stored is not None and stored.bits is None and stored.size.mostly_embedding:
+            LOG.warning("%s in 4 bits: %s", local.name, MOSTLY_EMBEDDING)
         return _load(local, dtype, quantize, progress or no_progress, ranks, weights=weights)
     except DamagedFileError as error:
         if local.remedy is None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import platform
 from collections.abc import Callable
-from pathlib import Path
 
 import mlx.core as mx
+
+from redrafter_mlx.runtime.hardware import physical_memory
 
 
 def chip_name() -> str:
@@ -49,14 +48,6 @@ def memory_limit() -> int:
     if device.type == mx.DeviceType.gpu and isinstance(total, int):
         return total * 9 // 10
     return physical_memory() * 3 // 4
-
-
-def physical_memory() -> int:
-    """Return the machine's bytes of memory, or those that its container may take."""
-    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError, ValueError):  # it is "max" without a limit
-        return min(whole, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8")))
-    return whole
 
 
 def float32_is_exact() -> bool:

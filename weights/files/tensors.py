@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import mlx.core as mx
+from typing import TYPE_CHECKING
 
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.weights.files.folder import read_safetensors_header
 from redrafter_mlx.weights.files.names import weight_files
-from redrafter_mlx.weights.files.pickles import open_torch_file
+
+if TYPE_CHECKING:
+    import mlx.core as mx
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,17 @@ def _all_shapes(files: list[Path]) -> dict[str, tuple[int, ...]]:
 def _shapes(file: Path) -> Mapping[str, tuple[int, ...]]:
     if file.suffix == ".safetensors":
         return read_safetensors_header(file).shapes
+    from redrafter_mlx.weights.files.pickles import open_torch_file
+
     return {name: view.shape for name, view in open_torch_file(file).views.items()}
 
 
 def _arrays(file: Path) -> dict[str, mx.array]:
+    import mlx.core as mx
+
     if file.suffix != ".safetensors":
+        from redrafter_mlx.weights.files.pickles import open_torch_file
+
         return open_torch_file(file).read()
     try:
         arrays = mx.load(str(file))

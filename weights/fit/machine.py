@@ -7,7 +7,7 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from redrafter_mlx.runtime.device import backend, memory_limit, physical_memory
+from redrafter_mlx.runtime.hardware import gpu_memory, physical_memory
 from redrafter_mlx.runtime.paths import free_disk
 
 
@@ -28,10 +28,23 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Return the properties of this machine."""
+    """Return the properties of this machine, as MLX finds them."""
+    from redrafter_mlx.runtime.device import backend, memory_limit
+
     return Machine(
         memory=physical_memory(),
         working_set=memory_limit(),
         free_disk=free_disk(Path(constants.HF_HUB_CACHE)),
         on_cpu=backend() == "cpu",
+    )
+
+
+def planned_machine() -> Machine:
+    """Return the properties of this machine without importing MLX, for lists and plans."""
+    memory, on_gpu = physical_memory(), gpu_memory()
+    return Machine(
+        memory=memory,
+        working_set=memory * 3 // 4 if on_gpu is None else on_gpu,
+        free_disk=free_disk(Path(constants.HF_HUB_CACHE)),
+        on_cpu=on_gpu is None,
     )

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from redrafter_mlx.weights.gguf.header import GGUFHeader
-from redrafter_mlx.weights.gguf.tensors import BITS
+from redrafter_mlx.weights.gguf.header import BITS, GGUFHeader
+from redrafter_mlx.weights.raw_model import context_length
 
 GROUP_SIZE = 64
 """Number of weights that share a scale and a bias, under `quantize` and in most repositories."""
@@ -44,6 +44,14 @@ class ModelSize:
     gated: bool = True
 
     @property
+    def mostly_embedding(self) -> bool:
+        """Whether more than half of the parameters are the embedding, and the head if it has one.
+
+        Of such a model, 4 bits change the text much more than of others.
+        """
+        return 2 * self.layers * self.layer_parameters < self.parameters
+
+    @property
     def layer_parameters(self) -> int:
         """Number of parameters in a layer's matrices; norms and biases are too small to matter."""
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
@@ -77,13 +85,19 @@ class ModelSize:
 class StoredModel:
     """A model as its files hold it.
 
-    bits:   of its quantised weights, None for floats
-    nbytes: size of the weights as stored
+    bits:    of its quantised weights, None for floats
+    nbytes:  size of the weights as stored
+    context: maximum number of tokens, prompt and answer together; None if unknown
     """
 
     size: ModelSize
     bits: int | None
     nbytes: int
+    context: int | None = None
+
+    def planned(self, context: int) -> int:
+        """Return the number of tokens to plan for: `context`, or all that the model can have."""
+        return context if self.context is None else min(context, self.context)
 
 
 def quantised_bits(bits: int, float_bytes: int = 2) -> float:
@@ -134,7 +148,8 @@ def of_config(config: Mapping[str, object], nbytes: int) -> StoredModel | None:
         return None
     quantization = config.get("quantization") or config.get("quantization_config")
     bits = quantization.get("bits") if isinstance(quantization, dict) else None
-    return StoredModel(size, bits if isinstance(bits, int) else None, nbytes)
+    bits = bits if isinstance(bits, int) else None
+    return StoredModel(size, bits, nbytes, context_length(config))
 
 
 def of_gguf(header: GGUFHeader) -> StoredModel | None:

@@ -28,6 +28,8 @@ CONTEXT = 8192
 _WORK = 500_000_000
 """Number of bytes for everything except weights, cache and drafter."""
 
+MOSTLY_EMBEDDING = "most of its weights are an embedding, which 4 bits change much: prefer 8"
+
 _SMALLER = "take a smaller model"
 
 FOUR_BITS = quantised_bits(4) / 16
@@ -61,10 +63,11 @@ def needs(
 ) -> list[Need]:
     """Return what a model takes on a machine, for each way to load its stored weights.
 
+    context: tokens to have room for, as far as the model can have them
     drafter: its size in 16 bits, None for that of a typical drafter
     """
     floats = 4 if machine.on_cpu else 2
-    cache = stored.size.cache_bytes(context, floats)
+    cache = stored.size.cache_bytes(stored.planned(context), floats)
     drafter = stored.size.drafter_bytes if drafter is None else drafter
     weights: dict[int | None, int] = {
         None: stored.size.weight_bytes(None, floats) if machine.on_cpu else stored.nbytes
@@ -80,11 +83,15 @@ def needs(
 
 
 def largest_named(machine: Machine) -> list[Registered]:
-    """Return the named models that fit in memory and on disk, the largest first."""
+    """Return the named models that fit in memory and on disk, the largest first.
+
+    Those whose own context is too short for a long chat are not proposed.
+    """
     found = [
         entry
         for entry in REGISTRY.values()
-        if entry.size <= machine.free_disk
+        if entry.context >= CONTEXT
+        and entry.size <= machine.free_disk
         and any(way.fits(machine) for way in needs(entry.stored, machine))
     ]
     return sorted(found, key=lambda entry: entry.shape.parameters, reverse=True)
@@ -100,8 +107,9 @@ def check_download(name: str, stored: StoredModel, machine: Machine) -> str | No
     fitting = [way for way in ways if way.fits(machine)]
     if ways[0] in fitting:
         return None
+    context = stored.planned(CONTEXT)
     room = (
-        f"{name} takes {human_size(ways[0].total)} with a context of {CONTEXT} tokens, and models "
+        f"{name} takes {human_size(ways[0].total)} with a context of {context} tokens, and models "
         f"may take {human_size(machine.working_set)} here"
     )
     if fitting:
@@ -110,7 +118,7 @@ def check_download(name: str, stored: StoredModel, machine: Machine) -> str | No
         short = [way for way in needs(stored, machine, context=0, drafter=0) if way.fits(machine)]
         if not short:
             raise TooLargeError(f"{room}; {_instead(name, machine, any_model=True) or _SMALLER}")
-        tokens = (machine.working_set - short[-1].total) * CONTEXT // max(1, ways[-1].cache)
+        tokens = (machine.working_set - short[-1].total) * context // max(1, ways[-1].cache)
         here = f"with {short[-1].option} there is room for {tokens} tokens without a drafter"
     instead = _instead(name, machine, any_model=not fitting)
     return f"{room}; {here}" + (f", or {instead}" if instead else "")

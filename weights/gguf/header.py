@@ -9,12 +9,28 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.regular_file import check_regular
+
+BITS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q4_K": 4, "Q5_K": 5}
+"""Bits per weight, in the types that stay quantised."""
+
+READABLE = ("F32", "F16", "BF16", *BITS, "Q6_K")
+"""The types that can be loaded."""
+
+_FILE_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",
+    11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S",
+    17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS",
+    23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M",
+    30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0",
+}  # fmt: skip
+"""Names of mixtures of types, by `general.file_type`: llama.cpp's `llama_ftype`."""
 
 T = TypeVar("T")
 
@@ -190,3 +206,22 @@ class _Reader:
         values = layout.unpack_from(self._data, self.at)
         self.at += layout.size
         return values
+
+
+def weight_types(header: GGUFHeader) -> str | None:
+    """Describe the types of a file's matrices: `Q4_K_M (Q4_K 82%, Q6_K 18%)`; None without any."""
+    sizes: Counter[str] = Counter()
+    for tensor in header.tensors.values():
+        if len(tensor.shape) == 2:
+            sizes[tensor.type] += math.prod(tensor.shape)
+    if not sizes:
+        return None
+    kind = header.metadata.get("general.file_type")
+    named = _FILE_TYPES.get(kind) if isinstance(kind, int) else None
+    if named is None or [*sizes] == [named]:
+        return next(iter(sizes)) if len(sizes) == 1 else _shares(sizes)
+    return f"{named} ({_shares(sizes)})"
+
+
+def _shares(sizes: Counter[str]) -> str:
+    return ", ".join(f"{kind} {n / sizes.total():.0%}" for kind, n in sizes.most_common())

@@ -22,8 +22,8 @@ from mlx_lm.models.rope_utils import Llama3RoPE
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.weights import Progress, no_progress
 from redrafter_mlx.weights.checksum import sha256_of
-from redrafter_mlx.weights.gguf.header import GGUFHeader, TensorInfo, read_header
-from redrafter_mlx.weights.gguf.tensors import BITS, GROUP_SIZE, READABLE, read_tensors
+from redrafter_mlx.weights.gguf.header import BITS, READABLE, GGUFHeader, TensorInfo, read_header
+from redrafter_mlx.weights.gguf.tensors import GROUP_SIZE, read_tensors
 from redrafter_mlx.weights.gguf.tokenizer import tokenizer_from_gguf
 from redrafter_mlx.weights.raw_model import RawModel, context_length
 
@@ -58,10 +58,7 @@ def load_gguf(path: Path, progress: Progress = no_progress) -> RawModel:
       UnsupportedModelError: a part of a split file; another architecture, tensor, tensor type, rope
         scaling or tokenizer
     """
-    header = read_header(path)
-    _check_whole(header)
-    args = _model_args(header)
-    _check_tensors(header)
+    header, args = _described(path)
     try:
         model = llama.Model(args)
         tensors = {_mlx_name(n): t for n, t in header.tensors.items() if n != _FREQUENCIES}
@@ -84,6 +81,21 @@ def load_gguf(path: Path, progress: Progress = no_progress) -> RawModel:
         stored=_PLAIN.get(next(iter(matrices)), mx.float16) if len(matrices) == 1 else mx.float16,
         licence=licence if isinstance(licence, str) else None,
     )
+
+
+def check_gguf(path: Path) -> None:
+    """Raise as `load_gguf`, by the header alone."""
+    header, args = _described(path)
+    tokenizer_from_gguf(header, args.vocab_size)
+
+
+def _described(path: Path) -> tuple[GGUFHeader, llama.ModelArgs]:
+    """Return the header of a file that can be loaded, and the model that it describes."""
+    header = read_header(path)
+    _check_whole(header)
+    args = _model_args(header)
+    _check_tensors(header)
+    return header, args
 
 
 def _model_args(header: GGUFHeader) -> llama.ModelArgs:

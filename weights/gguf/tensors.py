@@ -17,13 +17,10 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from redrafter_mlx.weights.gguf.header import TensorInfo
+from redrafter_mlx.weights.gguf.header import BITS, TensorInfo
 
 GROUP_SIZE = 32
 """Number of weights that share a scale, in the types that stay quantised."""
-
-BITS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q4_K": 4, "Q5_K": 5}
-"""Bits per weight, in the types that stay quantised."""
 
 # Layout of a block of each type; a plain number is a block of one.
 _BLOCKS: dict[str, np.dtype[Any]] = {
@@ -44,8 +41,6 @@ _BLOCKS: dict[str, np.dtype[Any]] = {
 }  # fmt: skip
 
 _Blocks = npt.NDArray[Any]
-
-READABLE = tuple(_BLOCKS)
 
 
 def read_tensors(path: Path, tensors: Mapping[str, TensorInfo]) -> dict[str, mx.array]:

@@ -21,15 +21,13 @@ from typing import cast
 import mlx.core as mx
 import numpy as np
 
+from redrafter_mlx.drafting import recognition
 from redrafter_mlx.drafting.cached_levels import CachedDrafter, CachedLevels, chain
 from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, fill
 from redrafter_mlx.drafting.interface import Features, Memory, Seen
 from redrafter_mlx.drafting.published.eagle_config import (
     ROPE_BASE,
     EagleConfig,
-    is_eagle_one,
-    is_eagle_three,
-    network_name,
     of_network,
     read_eagle_one,
     read_eagle_three,
@@ -40,6 +38,7 @@ from redrafter_mlx.drafting.published.eagle_network import (
     EagleOneNetwork,
     EagleThreeNetwork,
 )
+from redrafter_mlx.drafting.recognition import eagle_name
 from redrafter_mlx.drafting.untrained import shuffled
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.speculation.beam_search import select
@@ -226,7 +225,7 @@ def load_eagle_three(files: DrafterFiles, target: Target) -> EagleDrafter:
 
 def _load(name: str, files: DrafterFiles, target: Target, network: EagleNetwork) -> EagleDrafter:
     """Load the drafter from its files; DamagedFileError names what they lack."""
-    stored = files.read(network_name)
+    stored = files.read(eagle_name)
     vocabulary = _vocabulary(network.config, stored, files)
     own = {n: array for n, array in stored.items() if of_network(n, network.config)}
     fill(network, own, files, target.dtype)
@@ -254,5 +253,5 @@ def _vocabulary(
     return DraftVocabulary(size, vocab_size, mx.array(tokens.astype(np.int32)))
 
 
-EAGLE3 = Form("EAGLE-3", is_eagle_three, load_eagle_three)
-EAGLE = Form("EAGLE", is_eagle_one, load_eagle_one)
+EAGLE3 = Form(recognition.EAGLE3, load_eagle_three)
+EAGLE = Form(recognition.EAGLE, load_eagle_one)

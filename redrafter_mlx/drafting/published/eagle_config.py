@@ -14,7 +14,8 @@ import mlx.nn as nn
 from mlx_lm.models.rope_utils import initialize_rope
 
 from redrafter_mlx.config import shown
-from redrafter_mlx.drafting.drafter_files import CONFIG, DrafterFiles, check_pair
+from redrafter_mlx.drafting.drafter_files import DrafterFiles, check_pair
+from redrafter_mlx.drafting.recognition import CONFIG, eagle_name
 from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.raw_model import top_level_rope
@@ -84,30 +85,9 @@ class EagleConfig:
         return self.has("layers.0.mlp.gate_proj.bias")
 
 
-def is_eagle_one(files: DrafterFiles) -> bool:
-    """Whether the files are an EAGLE-1 or EAGLE-2 drafter's; their networks are the same."""
-    names = stored_shapes(files)
-    first = "layers.0.self_attn.q_proj.weight" in names and "fc.weight" in names
-    norms = ("norm.weight", "layers.0.hidden_norm.weight", "layers.0.input_layernorm.weight")
-    return first and not any(name in names for name in norms)
-
-
-def is_eagle_three(files: DrafterFiles) -> bool:
-    """Whether the files are an EAGLE-3 drafter's."""
-    names = stored_shapes(files)
-    kind = files.config.get("speculators_model_type", "eagle3")  # P-EAGLE's tensors look the same
-    return "layers.0.hidden_norm.weight" in names and "fc.weight" in names and kind == "eagle3"
-
-
 def stored_shapes(files: DrafterFiles) -> dict[str, tuple[int, ...]]:
     """Return tensor shapes by the network's own names, including t2d, d2t and the target's."""
-    return {network_name(name): shape for name, shape in files.tensors.shapes.items()}
-
-
-def network_name(name: str) -> str:
-    """Return the network's own name for a tensor of the files."""
-    name = name.removeprefix("model.")
-    return f"layers.0.{name.removeprefix('midlayer.')}" if name.startswith("midlayer.") else name
+    return {eagle_name(name): shape for name, shape in files.tensors.shapes.items()}
 
 
 def of_network(name: str, config: EagleConfig) -> bool:

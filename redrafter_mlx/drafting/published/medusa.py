@@ -20,6 +20,7 @@ from typing import Literal, TypeAlias
 import mlx.core as mx
 import mlx.nn as nn
 
+from redrafter_mlx.drafting import recognition
 from redrafter_mlx.drafting.drafter_files import (
     DrafterFiles,
     Form,
@@ -30,6 +31,7 @@ from redrafter_mlx.drafting.drafter_files import (
     write_drafter,
 )
 from redrafter_mlx.drafting.level_drafter import HeadsDrafter, IndependentLevels
+from redrafter_mlx.drafting.recognition import IN_MEDUSA_MODEL
 from redrafter_mlx.drafting.recurrent import ResidualBlock
 from redrafter_mlx.drafting.untrained import shuffled
 from redrafter_mlx.errors import DamagedFileError
@@ -37,9 +39,6 @@ from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target.adapter import find_head
 from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.target.model import Target
-
-_IN_MODEL = re.compile(r"^medusa_heads?\.")
-"""Prefix of the heads' names in a Medusa-2 model, whose files hold the trunk's tensors too."""
 
 Names: TypeAlias = "tuple[tuple[re.Pattern[str], str], ...]"
 
@@ -235,8 +234,8 @@ def own_names(files: DrafterFiles) -> dict[str, str]:
     From a Medusa-2 model's folder, which also holds the trunk, only the heads are taken.
     """
     names = [name for name in files.tensors.shapes if name != TOKEN_MAP]
-    inside = [name for name in names if _IN_MODEL.match(name)]
-    own = {name: _own_name(_IN_MODEL.sub("", name)) for name in inside or names}
+    inside = [name for name in names if IN_MEDUSA_MODEL.match(name)]
+    own = {name: _own_name(IN_MEDUSA_MODEL.sub("", name)) for name in inside or names}
     if files.flag("original_lm_head", False):  # vLLM's key: one matrix, stored as the first head's
         first, shared = "heads.0.output.weight", "output.weight"
         own = {name: shared if mine == first else mine for name, mine in own.items()}
@@ -255,10 +254,7 @@ def _renamed(name: str, names: Names) -> str:
 
 
 MEDUSA = Form(
-    "Medusa",
-    recognises=lambda files: any(
-        _BLOCK.match(_own_name(_IN_MODEL.sub("", name))) for name in files.tensors.shapes
-    ),
+    recognition.MEDUSA,
     load=load_medusa,
 )
 """Heads of Medusa-1 as the authors, text-generation-inference and vLLM write them, and the heads of

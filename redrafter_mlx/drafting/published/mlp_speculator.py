@@ -23,6 +23,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from redrafter_mlx.config import MAX_BEAM_LENGTH
+from redrafter_mlx.drafting import recognition
 from redrafter_mlx.drafting.drafter_files import (
     DrafterFiles,
     Form,
@@ -32,6 +33,7 @@ from redrafter_mlx.drafting.drafter_files import (
     write_drafter,
 )
 from redrafter_mlx.drafting.level_drafter import DraftLevels, HeadsDrafter
+from redrafter_mlx.drafting.recognition import SPECULATOR_PREFIX
 from redrafter_mlx.drafting.untrained import shuffled
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
@@ -39,7 +41,6 @@ from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.target.model import Target
 
 _EPS = 1e-6
-_PREFIX = "speculator."
 
 _CANDIDATES = 5
 """Number of candidates, and of tokens of the first head; each later head has one token fewer, at
@@ -163,7 +164,7 @@ def load_speculator(files: DrafterFiles, target: Target) -> SpeculatorDrafter:
     config = speculator_config(files)
     check_pair(config.hidden_size, target.hidden_size, "hidden size")
     check_pair(config.vocab_size, target.vocab_size, "vocabulary")
-    tensors = files.read(lambda name: name.removeprefix(_PREFIX))
+    tensors = files.read(lambda name: name.removeprefix(SPECULATOR_PREFIX))
     if config.tie_weights:
         tensors = {n: a for n, a in tensors.items() if not _COPY_OF_TIED.match(n)}
     network = SpeculatorNetwork(config)
@@ -184,7 +185,7 @@ def save_speculator(network: SpeculatorNetwork, folder: Path, record: Mapping[st
         "top_k_tokens_per_head": [max(1, _CANDIDATES - head) for head in range(config.heads)],
         "tie_weights": config.tie_weights, "scale_input": config.scale_input,
     }  # fmt: skip
-    tensors = {_PREFIX + name: array for name, array in parameters_of(network).items()}
+    tensors = {SPECULATOR_PREFIX + name: array for name, array in parameters_of(network).items()}
     write_drafter(folder, tensors, {**keys, **record}, mx.float16)
 
 
@@ -202,11 +203,7 @@ def speculator_config(files: DrafterFiles) -> SpeculatorConfig:
 
 
 MLP_SPECULATOR = Form(
-    "MLP speculator",
-    recognises=lambda files: (
-        {"emb.0.weight", "proj.0.weight", "head.0.weight"}
-        <= {name.removeprefix(_PREFIX) for name in files.tensors.shapes}
-    ),
+    recognition.MLP_SPECULATOR,
     load=load_speculator,
 )
 """fms-extras' own files, and those for transformers, whose tensor names have a prefix."""
