@@ -6,17 +6,18 @@ token that ends a turn.
 
 from __future__ import annotations
 
-import contextlib
-import json
+import inspect
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from transformers import PreTrainedTokenizerBase
 
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.weights.markup import OutputParser, markup_of
+from redrafter_mlx.weights.messages import all_text, check_continued, check_messages, check_text
 
 VICUNA_TEMPLATE = """\
 {{ bos_token }}\
@@ -57,18 +58,22 @@ def render_chat(
     tools: Sequence[Mapping[str, object]] = (),
     thinking: bool | None = None,
     reasoning_effort: str | None = None,
+    continue_final_message: bool = False,
+    variables: Mapping[str, object] | None = None,
 ) -> list[int]:
     """Return the token ids of a conversation in the model's chat template.
 
     Messages without control tokens are encoded exactly as `apply_chat_template` encodes them.
 
     Args:
-      messages: each with the strings `role` and `content`; one with `tool_calls`, in OpenAI's
-        format, needs no content
+      messages: as `check_messages` takes them
       add_generation_prompt: whether to end with the start of an answer
       tools: functions that the model may call, in OpenAI's format
       thinking: whether the model should reason first; None leaves it to the template
       reasoning_effort: how much, as in OpenAI's API, for templates that know it
+      continue_final_message: whether to end within the last message, the assistant's, so that the
+        answer goes on with it; without `add_generation_prompt`
+      variables: further variables of the template
     Raises:
       BadInputError: no chat template, malformed messages, or messages that the template refuses
     """
@@ -78,7 +83,11 @@ def render_chat(
             "this model has no chat template; give the whole prompt with raw=True, or with "
             "`redrafter-mlx generate --raw`"
         )
-    options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
+    options = _checked_variables(variables or {})
+    options["add_generation_prompt"] = add_generation_prompt
+    if continue_final_message:
+        check_continued(checked[-1], add_generation_prompt)
+        options["continue_final_message"] = True
     if tools:
         options["tools"] = [*tools]
     if thinking is not None:
@@ -87,15 +96,15 @@ def render_chat(
             options["thinking"] = thinking
     if reasoning_effort is not None and _mentions(tokenizer, "reasoning_effort"):
         options["reasoning_effort"] = reasoning_effort
-    everything = _all_text([checked, options])
-    _check_text(everything, "a message")
+    everything = all_text([checked, options])
+    check_text(everything, "a message")
     special = _control_tokens(tokenizer)
     control = _pattern(special)
     with _TOKENIZER_LOCK:
         hidden = control is not None and control.search(everything) is not None
         if control is not None and hidden:
             checked = [_without_reasoning(message, tokenizer) for message in checked]
-            hidden = control.search(_all_text([checked, options])) is not None
+            hidden = control.search(all_text([checked, options])) is not None
         if control is None or not hidden:
             return [int(i) for i in _render(tokenizer, checked, options, tokenize=True)]
         try:
@@ -106,16 +115,6 @@ def render_chat(
         return _encode_masked(tokenizer, str(text), control, originals, special)
 
 
-def check_messages(messages: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
-    """Return the messages, with string contents and with the arguments of tool calls as objects.
-
-    Raises BadInputError for anything else, and if there are no messages.
-    """
-    if not messages:
-        raise BadInputError("there are no messages to answer")
-    return [_check(message) for message in messages]
-
-
 def encode_text(tokenizer: TokenizerWrapper, text: str) -> list[int]:
     """Return the token ids of a raw prompt, encoded as by mlx-lm's `stream_generate`.
 
@@ -124,7 +123,7 @@ def encode_text(tokenizer: TokenizerWrapper, text: str) -> list[int]:
 
     Raises BadInputError for a string with half a surrogate pair, which is not valid text.
     """
-    _check_text(text, "the prompt")
+    check_text(text, "the prompt")
     bos = tokenizer.bos_token
     with _TOKENIZER_LOCK:
         ids = tokenizer.encode(text, add_special_tokens=bos is None or not text.startswith(bos))
@@ -143,59 +142,18 @@ def _without_reasoning(message: dict[str, Any], tokenizer: TokenizerWrapper) -> 
     return {**message, "content": "".join(part.content for part in parts)}
 
 
+def _checked_variables(variables: Mapping[str, object]) -> dict[str, Any]:
+    """Return a template's variables; raises BadInputError for one that has another source."""
+    own = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
+    for name in variables:
+        if name in (own | {"messages"}) - {"documents"}:
+            raise BadInputError(f"chat_template_kwargs.{name}: not a variable of a chat template")
+    return dict(variables)
+
+
 def _mentions(tokenizer: TokenizerWrapper, variable: str) -> bool:
     """Whether the text of the chat template has this variable; a renderer in Python has no text."""
     return variable in str(getattr(tokenizer, "chat_template", None) or "")
-
-
-def _check_text(text: str, what: str) -> None:
-    """Raise BadInputError for half a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise BadInputError(f"{what} is not text: {error.reason} at {error.start}") from None
-
-
-def _check(message: Mapping[str, object]) -> dict[str, Any]:
-    checked = dict(message) if isinstance(message, Mapping) else {}
-    if checked.get("tool_calls"):
-        checked["content"] = checked.get("content") or ""
-        checked["tool_calls"] = _checked_calls(checked["tool_calls"])
-    role, content = checked.get("role"), checked.get("content")
-    if not isinstance(content, str) or not isinstance(role, str) or not re.fullmatch(r"\w+", role):
-        raise BadInputError(f"message {message!r:.80}; give a role and a content, both strings")
-    return checked
-
-
-def _checked_calls(calls: object) -> list[dict[str, object]]:
-    """Return tool calls with their arguments as objects, as templates require.
-
-    A model may have written arguments that are no JSON object; they are left out, so that the
-    conversation can go on.
-    """
-    checked = []
-    for call in calls if isinstance(calls, list) else [calls]:
-        outer = dict(call) if isinstance(call, Mapping) else {}
-        function = outer.get("function")
-        function = dict(function) if isinstance(function, Mapping) else {}
-        arguments = function.get("arguments") or {}
-        if isinstance(arguments, str):
-            arguments = _object(arguments)
-        if not isinstance(function.get("name"), str) or not isinstance(arguments, Mapping):
-            raise BadInputError(
-                f"tool call {call!r:.80}; give a function with a name and arguments, a JSON object"
-            )
-        checked.append({**outer, "function": {**function, "arguments": arguments}})
-    return checked
-
-
-def _object(text: str) -> Mapping[str, object]:
-    """Return the JSON object in a text; an empty one if it is anything else, or not text."""
-    with contextlib.suppress(ValueError, RecursionError):
-        if isinstance(read := json.loads(text), dict):
-            _all_text(read).encode()  # an escape may stand for half a surrogate pair
-            return read
-    return {}
 
 
 def _control_tokens(tokenizer: TokenizerWrapper) -> dict[str, bool]:
@@ -221,22 +179,9 @@ def _render(
     try:
         out: str | list[int] = tokenizer.apply_chat_template(messages, tokenize=tokenize, **options)
     except Exception as error:  # a template is a program
-        raise BadInputError(f"the model's chat template refuses these messages: {error}") from error
+        text = f"the model's chat template refuses these messages: {error!s:.500}"
+        raise BadInputError(text) from error
     return out
-
-
-def _all_text(given: object) -> str:
-    """Return every string in messages and tools, joined by newlines."""
-    pending, found = [given], []
-    while pending:
-        value = pending.pop()
-        if isinstance(value, str):
-            found.append(value)
-        elif isinstance(value, Mapping):
-            pending += [*value.keys(), *value.values()]
-        elif isinstance(value, (list, tuple)):
-            pending += value
-    return "\n".join(found)
 
 
 def _mask(given: list[Any], control: re.Pattern[str]) -> tuple[list[Any], dict[str, str]]:
@@ -244,7 +189,7 @@ def _mask(given: list[Any], control: re.Pattern[str]) -> tuple[list[Any], dict[s
 
     Only the tokens are replaced, so that a template can still strip or inspect the other text.
     """
-    seen = _all_text(given)
+    seen = all_text(given)
     unused = (c for c in map(chr, _PRIVATE) if c not in seen)
     characters: dict[str, str] = {}
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.tokenizer_utils import TokenizerWrapper, _infer_tool_parser
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 from tokenizers import decoders
 from transformers import PreTrainedTokenizerFast
@@ -140,12 +141,28 @@ def _stored_tokenizer(folder: Path, ends: object) -> TokenizerWrapper:
     try:
         # None would make transformers ask on stdin whether to run code that the files name.
         tokenizer = load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=eos)
+        if (parser := _parser_of_named_template(tokenizer)) is not None:
+            extra = {"trust_remote_code": False, "tool_parser_type": parser}
+            tokenizer = load_tokenizer(folder, extra, eos_token_ids=eos)
         _match_decoder(tokenizer)
         _ = tokenizer.detokenizer  # made here, so that what it cannot read is an error of the file
     except Exception as error:  # transformers passes on its parsers' errors, of any type
         text = " ".join(str(error).split()) or type(error).__name__
         raise DamagedFileError(f"{folder}: its tokenizer cannot be read: {text:.200}") from error
     return tokenizer
+
+
+def _parser_of_named_template(tokenizer: TokenizerWrapper) -> str | None:
+    """Return mlx-lm's name for the calls in a template named "tool_use"; None if there is none.
+
+    transformers takes that template if tools are given, and mlx-lm looks into a single one only.
+    """
+    templates = tokenizer.chat_template
+    if not isinstance(templates, dict) or tokenizer.has_tool_calling:
+        return None
+    template, vocabulary = templates.get("tool_use"), tokenizer.get_vocab
+    named = SimpleNamespace(chat_template=template, get_vocab=vocabulary)
+    return cast("str | None", _infer_tool_parser(named))
 
 
 def _match_decoder(tokenizer: TokenizerWrapper) -> None:

@@ -16,8 +16,9 @@ from redrafter_mlx.structured.grammar import Grammars
 from redrafter_mlx.structured.json_schema import json_term
 from redrafter_mlx.structured.output_grammar import answer_grammar
 from redrafter_mlx.structured.tools import Tool, read_choice, read_tools, spelled_out
-from redrafter_mlx.weights.chat import check_messages, render_chat
+from redrafter_mlx.weights.chat import render_chat
 from redrafter_mlx.weights.markup import JSON_CALLS, Markup, OutputParser, markup_of
+from redrafter_mlx.weights.messages import check_continued, check_messages
 
 Messages = Sequence[Mapping[str, object]]
 
@@ -61,6 +62,9 @@ def plan_output(
     parallel_tool_calls: bool = True,
     thinking: bool | None = None,
     reasoning_effort: str | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    variables: Mapping[str, object] | None = None,
 ) -> OutputPlan:
     """Plan the answers to a chat request; the parameters are OpenAI's.
 
@@ -72,6 +76,7 @@ def plan_output(
 
     Args:
       thinking: whether the model should reason first; None leaves it to its template
+      add_generation_prompt, continue_final_message, variables: as in `render_chat`
     Raises:
       BadInputError: its message begins with the name of the wrong parameter
     """
@@ -79,7 +84,24 @@ def plan_output(
     choice = read_choice(tool_choice, known)
     json_answer = read_format(response_format)
     shown = () if choice.mode == "none" else known
-    prompt = model.encode(_prompt(model.tokenizer, messages, shown, thinking, reasoning_effort))
+    if continue_final_message and (json_answer is not None or choice.mode == "required"):
+        raise BadInputError(
+            "continue_final_message: a format or a required call begins with the answer; leave one "
+            "out"
+        )
+    render = partial(
+        render_chat,
+        model.tokenizer,
+        thinking=thinking,
+        reasoning_effort=reasoning_effort,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        variables=variables,
+    )
+    checked = check_messages(messages)
+    if continue_final_message:
+        check_continued(checked[-1], add_generation_prompt)
+    prompt = model.encode(_prompt(model.tokenizer, checked, shown, render))
     markup = markup_of(model.tokenizer, prompt)
     usable = tuple(tool for tool in shown if choice.name in (None, tool.name))
     own_form = shows_tools(model.tokenizer) and choice.mode == "auto" and json_answer is None
@@ -185,14 +207,11 @@ def shows_tools(tokenizer: TokenizerWrapper) -> bool:
 
 def _prompt(
     tokenizer: TokenizerWrapper,
-    messages: Messages,
+    checked: Sequence[Mapping[str, Any]],
     tools: Sequence[Tool],
-    thinking: bool | None,
-    reasoning_effort: str | None,
+    render: Callable[..., list[int]],
 ) -> list[int]:
     """Return the prompt's tokens, with tools, calls and results by the template, or as text."""
-    checked = check_messages(messages)
-    render = partial(render_chat, tokenizer, thinking=thinking, reasoning_effort=reasoning_effort)
     mentions_tools = tools or any(m["role"] == "tool" or m.get("tool_calls") for m in checked)
     if mentions_tools and not shows_tools(tokenizer):
         return render(spelled_out(checked, tools))

@@ -126,25 +126,25 @@ def spelled_out(
     """Return checked messages for a template without tools: tools, calls and results as text.
 
     The tools join the user's first message, since some templates support no system message either.
-    Results become messages of the user, those of one turn a single message.
+    Results become messages of the user, joined with each other and with what the user writes next:
+    some templates insist that user and assistant take turns.
     """
-    turns: list[list[Mapping[str, Any]]] = []
-    for message in messages:
-        if message["role"] == "tool" and turns and turns[-1][0]["role"] == "tool":
-            turns[-1].append(message)
-        else:
-            turns.append([message])
     rendered: list[dict[str, Any]] = []
-    for turn in turns:
-        last = turn[-1]
-        role, parts = last["role"], [last["content"]]
-        parts += [_call_text(call["function"]) for call in last.get("tool_calls", ())]
+    joins = False
+    for message in messages:
+        role, parts = message["role"], [message["content"]]
+        parts += [_call_text(call["function"]) for call in message.get("tool_calls") or ()]
+        others = {k: v for k, v in message.items() if k not in ("tool_calls", "tool_call_id")}
         if role == "tool":
-            role = "user"
-            parts = [f"<tool_response>\n{one['content']}\n</tool_response>" for one in turn]
-        others = {k: v for k, v in last.items() if k not in ("tool_calls", "tool_call_id")}
-        content = "\n".join(part for part in parts if part)
-        rendered.append({**others, "role": role, "content": content})
+            parts = [f"<tool_response>\n{message['content']}\n</tool_response>"]
+            others = {"role": "user"}
+        others["content"] = "\n".join(part for part in parts if part)
+        joins = joins and others["role"] == "user"
+        if joins:
+            rendered[-1]["content"] += f"\n{others['content']}"
+        else:
+            rendered.append(others)
+        joins = joins or role == "tool"
     if tools:
         guide = _GUIDE.format(
             tools="\n".join(json.dumps(tool.given, ensure_ascii=False) for tool in tools)

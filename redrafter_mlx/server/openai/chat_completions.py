@@ -48,6 +48,9 @@ class ChatReply(Reply[ChatRequest]):
                 parallel_tool_calls=asked.parallel_tool_calls,
                 thinking=asked.thinking,
                 reasoning_effort=asked.effort,
+                add_generation_prompt=asked.starts_message,
+                continue_final_message=asked.continue_final_message,
+                variables=asked.chat_template_kwargs.model_extra,
             )
             most = asked.max_completion_tokens or asked.max_tokens
             self._parts = [Parts(plan.parser()) for _ in range(asked.n)]

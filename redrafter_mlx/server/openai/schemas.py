@@ -88,7 +88,7 @@ class OwnOptions(Schema):
 
 
 class TemplateOptions(Schema):
-    """`chat_template_kwargs`, as in vLLM and llama-server."""
+    """`chat_template_kwargs`, as in vLLM and llama-server; others are the template's variables."""
 
     enable_thinking: Annotated[
         bool | None, Field(validation_alias=AliasChoices("enable_thinking", "thinking"))
@@ -97,23 +97,16 @@ class TemplateOptions(Schema):
 
 
 class Message(Schema):
-    """One message; `content` may be left out if there are tool calls."""
+    """One message; `content` may be left out, and further fields are for the chat template."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Annotated[str, BeforeValidator(as_text)] = ""
     tool_calls: list[dict[str, Any]] = []
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
 
     def given(self) -> dict[str, Any]:
-        """Return the message in the form that a chat template takes."""
-        given = {"role": self.role, "content": self.content}
-        if self.role == "developer":  # OpenAI's newer name
-            given["role"] = "system"
-        if self.tool_call_id is not None:
-            given["tool_call_id"] = self.tool_call_id
-        if self.reasoning_content is not None:
-            given["reasoning_content"] = self.reasoning_content
+        """Return the message as `check_messages` takes it."""
+        role = "system" if self.role == "developer" else self.role  # OpenAI's newer name
+        given = {**(self.model_extra or {}), "role": role, "content": self.content}
         return {**given, "tool_calls": self.tool_calls} if self.tool_calls else given
 
 
@@ -168,6 +161,7 @@ class GenerationRequest(Schema):
             for name in type(self).model_fields
             if isinstance(value := getattr(self, name), Schema)
             for key in value.model_extra or {}
+            if not isinstance(value, TemplateOptions)
         ]
         return sorted({*extra, *inside} - {"repeat_penalty"})  # its other name was read
 
@@ -208,6 +202,8 @@ class ChatRequest(GenerationRequest):
     modalities: list[Literal["text"]] = ["text"]
     reasoning_effort: str | None = None
     chat_template_kwargs: TemplateOptions = TemplateOptions()
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
 
     @property
     def alternatives(self) -> int | None:
@@ -217,6 +213,12 @@ class ChatRequest(GenerationRequest):
     def thinking(self) -> bool | None:
         """Whether the model should reason first; None leaves it to its chat template."""
         return False if self.effort == "none" else self.chat_template_kwargs.enable_thinking
+
+    @property
+    def starts_message(self) -> bool:
+        """Whether the prompt ends with the start of a message of the assistant."""
+        asked = self.add_generation_prompt
+        return not self.continue_final_message if asked is None else asked
 
     @property
     def effort(self) -> str | None:
