@@ -126,5 +126,6 @@ def print_answer(
     read = f"prompt {count(last.prompt_tokens, 'token')} · {last.prompt_tps:.1f} tok/s"
     memory = f"peak {last.peak_memory:.2f} GB"
     rates = (last.generation_tokens, last.generation_tps, last.tokens_per_step)
-    shape = shape_note(last.usual_shape, last.usual_nodes, last.tokens_per_step)
+    steps = (last.usual_shape, last.usual_nodes, last.tokens_per_step)
+    shape = shape_note(*steps, assumed=model.costs_assumed)
     terminal.note(statistics_line(*rates, shape, loss_note(options), note, read, memory))

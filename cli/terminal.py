@@ -74,15 +74,23 @@ def check_text(what: str, text: str) -> str:
     return text
 
 
-def shape_note(usual: BeamShape | None, nodes: float | None, tokens_per_step: float) -> str | None:
+def shape_note(
+    usual: BeamShape | None, nodes: float | None, tokens_per_step: float, *, assumed: bool = False
+) -> str | None:
     """Describe shapes that were chosen step by step, for the statistics line.
 
-    `nodes` is the number verified per step, not the number that the shape has room for.
+    Args:
+      nodes: the number verified per step, not the number that the shape has room for
+      assumed: whether it is not measured yet what drafts cost on this machine
     """
     if usual is None or nodes is None:
         return None
     if usual == PLAIN and tokens_per_step > 1:  # copies of the text make few, but long steps
         return "most steps plain"
+    if usual == PLAIN and assumed:
+        return (
+            "plain until it shows what drafts cost here; `redrafter-mlx tune` measures it at once"
+        )
     if usual == PLAIN:
         return "decoding plainly: drafting does not pay here"
     return f"mostly W {usual.width}, L {usual.length}, N {nodes:.3g}"

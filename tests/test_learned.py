@@ -102,6 +102,16 @@ def test_what_is_read_is_what_was_saved() -> None:
     assert read["greedy"].copies.cost(4) == known.copies.cost(4) == 0.8
 
 
+@pytest.mark.parametrize(("costs", "saved"), [("costs", 1.5), ("others", math.inf)])
+def test_what_short_processes_save_for_a_first_draft_adds_up(costs: str, saved: float) -> None:
+    """In the unit of the costs that it was saved with: it means nothing beside others."""
+    path = learned_file(SETUP, "0")
+    save_learned(path, Learned(saved=1.5), "costs")
+    assert saved_learned(path, costs).saved == saved
+    save_learned(path, Learned(), "costs")
+    assert saved_learned(path, "costs").saved == math.inf, "nothing was saved or paid yet"
+
+
 def test_another_setup_has_learned_nothing() -> None:
     save({"greedy": learned(20)})
     assert saved(learned_file(replace(SETUP, drafter="another"), "0")) == {}

@@ -428,8 +428,8 @@ def test_drafts_that_pay_are_made_and_those_that_do_not_are_not(
 
 def test_what_one_answer_learns_the_next_one_knows(bench: Bench, model: nn.Module) -> None:
     """The first answer reveals a random drafter, so the next one hardly tries it."""
-    assert bench.asked == 0
-    redrafter = drafted(model)
+    redrafter = measured(drafted(model))
+    assert bench.asked == 1
     first = redrafter.generate(PROMPT, max_tokens=40)
     second = redrafter.generate(PROMPT, max_tokens=40)
     tried = [sum(s != PLAIN for s in answer.shapes[:12]) for answer in (first, second)]
@@ -749,7 +749,14 @@ def test_tune_refuses_what_it_cannot_do_in_one_line(
 def test_generate_names_the_shape_it_drafted_most(
     shell: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert shell("generate", "--raw", "-p", "Hel", "--max-tokens", "100") == 0
+    asked = ("generate", "--raw", "-p", "Hel", "--max-tokens", "20")
+    assert shell(*asked) == 0
+    (note,) = capsys.readouterr().err.splitlines()
+    assert "what drafts cost" in note
+    assert "does not pay" not in note, "nobody knows yet"
+    assert shell("tune") == 0
+    capsys.readouterr()
+    assert shell(*asked) == 0
     (note,) = capsys.readouterr().err.splitlines()
     assert "mostly W " in note
 

@@ -254,7 +254,8 @@ def finish_answer(
             chat.terminal.note(note)
     elif chat.show_statistics:
         rates = (last.generation_tokens, last.generation_tps, last.tokens_per_step)
-        shape = shape_note(last.usual_shape, last.usual_nodes, last.tokens_per_step)
+        steps = (last.usual_shape, last.usual_nodes, last.tokens_per_step)
+        shape = shape_note(*steps, assumed=chat.model.costs_assumed)
         shares = shares_line(sources) if chat.show_drafts else None
         chat.terminal.note(statistics_line(*rates, shares, shape, loss_note(chat.options), note))
 

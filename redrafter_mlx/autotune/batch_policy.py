@@ -38,14 +38,15 @@ _MARGIN = 0.01
 _ENOUGH = 4.0
 """Minimum number of steps with evidence about a shape before it is chosen without a probe."""
 
-_UNTIMED_FACTOR = 1.2
-"""Factor on the modelled cost of a batch's drafted steps until some of them are timed. The cost
-model adds up calls that were timed for one tree, so such steps are probed, not chosen for a small
-gain."""
-
 _CHANGE = 0.4
 """Minimum price of a single draft among plain steps, as a share of one: its graph is built for it
 alone, and plain steps are submitted ahead only among themselves. Its own step hardly shows that."""
+
+_SHARE, _ASSUMED_SHARE, _GAIN_SHARE = 0.015, 0.025, 0.5
+"""Shares that go into the probe budget: of the time, so that probes and their other costs, such as
+a change for the worse, take at most 2%; of the time while costs are assumed, so that all answers
+together are slower than plain decoding by at most 3%; and then of what drafts gain over plain
+steps, so that costs are soon known where drafts pay."""
 
 _SURE_GAIN, _PLAIN_EVERY, _PLAIN_SELDOM = 1.3, 8, 64
 """While drafts promise less than _SURE_GAIN, one step in _PLAIN_EVERY is plain, otherwise one in
@@ -90,6 +91,8 @@ class BatchPolicy:
         self._plain_steps: Counter[int] = Counter()  # to be timed, by class of batch sizes
         self._probes: deque[BeamShape] = deque()  # unread
         self._stale = True
+        if costs.assumed:  # until something is saved, plain steps are the ones that surely pay
+            self._budget.start_empty()
         self._copies = CopyPolicy(self.acceptance, self._costs, self._times)
 
     def begin_answer(self) -> None:
@@ -106,10 +109,11 @@ class BatchPolicy:
         if self._probed == self._best:
             return self.shapes[self._best]
         seconds = float(self._costs.seconds[self._best])
-        price = float(self._costs.seconds[self._probed]) - seconds
+        probed = float(self._costs.seconds[self._probed])
+        price = probed + self._costs.uncertain(self.shapes[self._probed].nodes, probed) - seconds
         if self._best == 0:
             price = max(price, _CHANGE * seconds)
-        if not self._budget.pays(price, seconds):
+        if not self._budget.pays(price, self._income()):
             return self.shapes[self._best]
         self._probes.append(self.shapes[self._probed])
         return self._probes[-1]
@@ -160,6 +164,7 @@ class BatchPolicy:
         batch = len(steps)
         largest = max(steps, key=lambda step: step.shape.nodes)
         shape, nodes, seconds = largest.shape, largest.query_rows, largest.seconds
+        overpaid = self._overpaid(shape, seconds / self._times.of(batch).slowness())
         self._times.of(batch).learn(nodes, self._costs.predicted(shape, batch), seconds)
         self._stale = self._costs.correct() or self._stale
         if shape in self._probes:
@@ -167,7 +172,7 @@ class BatchPolicy:
                 pass  # copies replaced the earlier probes
             gained = sum(len(step.path) for step in steps) / batch
             gained -= self._expected(self.shapes[self._best])
-            self._budget.add(gained / self._in_use.pace)
+            self._budget.add(gained / self._in_use.pace + overpaid)
 
     def _choose(self) -> None:
         """Choose the best shape among those with enough evidence, and the shape to probe.
@@ -183,7 +188,7 @@ class BatchPolicy:
             steps = steps + self._biased_share * (of_biased.steps() - steps)
         self._tokens[1:] = tokens
         paces = self._tokens / self._costs.seconds
-        doubted = paces / np.where(self._costs.timed(), 1.0, _UNTIMED_FACTOR)
+        doubted = self._tokens / self._costs.highest()
         has_evidence = np.array([True, *(steps >= _ENOUGH)])
         used = self._best if has_evidence[self._best] else 0
         trusted = np.where(has_evidence, doubted, 0.0)
@@ -195,9 +200,24 @@ class BatchPolicy:
         promising = int(np.argmax(doubted))
         gains = paces[promising] > paces[self._best] * (1 + _MARGIN)
         self._probed = promising if gains else self._best
-        if self._best == self._probed == 0 and len(paces) > 1:  # drafting may pay by now
+        # Drafting may pay by now; what costs least is tried first where nothing is known.
+        if len(paces) > 1 and self._best == 0 and (self._probed == 0 or self._costs.unknown):
             self._probed = 1 + int(np.argmin(self._costs.seconds[1:]))
             self._budget.start_empty()
+
+    def _income(self) -> float:
+        """Return the seconds that a step of the shape in use adds to the budget."""
+        used, plain = self._in_use, self._costs.plain_seconds
+        if not self._costs.assumed:
+            return _SHARE * used.seconds
+        gained = max(used.tokens * plain - used.seconds, 0.0)
+        return _ASSUMED_SHARE * used.seconds + _GAIN_SHARE * gained
+
+    def _overpaid(self, shape: BeamShape, seconds: float) -> float:
+        """Return by how much the price of an uncertain shape exceeds its step's own seconds."""
+        expected = float(self._costs.seconds[self._numbers.get(shape, 0)])
+        uncertain = self._costs.uncertain(shape.nodes, expected)
+        return 0.0 if math.isnan(seconds) or not uncertain else expected + uncertain - seconds
 
     def _plain_first(self) -> bool:
         """Whether to take a plain step so that it is timed, and drafts can be compared with it."""

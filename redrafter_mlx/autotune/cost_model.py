@@ -79,6 +79,7 @@ class CostModel:
     chain_overhead: the same with one beam, whose accepted path needs no reordering in the cache
     tree_overhead:  the same with several beams
     spread:         typical relative difference of two measurements of one case
+    assumed_rows:   query rows at the short context whose seconds are assumed
     """
 
     setup: Setup
@@ -91,6 +92,16 @@ class CostModel:
     chain_overhead: float
     tree_overhead: float
     spread: float
+    assumed_rows: frozenset[int] = frozenset()
+
+    @property
+    def assumed(self) -> bool:
+        """Whether some of the costs are assumed."""
+        return bool(self.assumed_rows)
+
+    def is_assumed(self, nodes: int, batch: int = 1) -> bool:
+        """Whether the seconds of the target's call on `batch` trees are assumed."""
+        return _upper(self.short, batch * nodes)[0] in self.assumed_rows
 
     @property
     def most_nodes(self) -> int:
@@ -171,7 +182,9 @@ def cost_model(
     calls, draft = measured("call"), measured("draft")
     short = {rows: s for (rows, at), s in calls.items() if at == SHORT_CONTEXT}
     long = {rows: s for (rows, at), s in calls.items() if at == LONG_CONTEXT}
+    assumed = frozenset[int]()
     if not timings.complete:
+        assumed = frozenset(FEW_ROWS) - short.keys()
         ratios = zip(FEW_ROWS, _CALL.get(backend, _CALL["cuda"]), strict=True)
         short = {rows: unit * ratio for rows, ratio in ratios} | short
         # Unmeasured drafting is scaled like measured drafting, relative to the assumed ratios.
@@ -194,16 +207,19 @@ def cost_model(
         chain_overhead=chain,
         tree_overhead=tree,
         spread=timings.spread,
+        assumed_rows=assumed,
     )
 
 
 def _at(curve: Sequence[tuple[int, float]], rows: int) -> float:
     """Return the seconds of the next measured row count; proportional to rows after the last."""
-    upper = bisect_left(curve, (rows,))
-    if upper < len(curve):
-        return curve[upper][1]
-    last, seconds = curve[-1]
-    return seconds * rows / last
+    measured, seconds = _upper(curve, rows)
+    return seconds * max(1.0, rows / measured)
+
+
+def _upper(curve: Sequence[tuple[int, float]], rows: int) -> tuple[int, float]:
+    """Return the next measured row count and its seconds, or else the last ones."""
+    return curve[min(bisect_left(curve, (rows,)), len(curve) - 1)]
 
 
 def _on_line(line: Sequence[tuple[int, float]], x: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
@@ -22,10 +23,12 @@ class Learned:
 
     acceptance: statistics by acceptance method
     times:      by how much steps differ from the cost model, since the costs were measured
+    saved:      seconds of the probe budget; infinite before anything was saved or paid
     """
 
     acceptance: dict[AcceptMethod, AcceptanceStatistics] = field(default_factory=dict)
     times: StepTimes = field(default_factory=StepTimes)
+    saved: float = math.inf
 
 
 def learned_file(setup: Setup, values: str) -> Path:
@@ -40,10 +43,12 @@ def learned_file(setup: Setup, values: str) -> Path:
 def save_learned(path: Path, learned: Learned, costs: str) -> None:
     """Save it for other processes; a cache that cannot be written is no error.
 
-    costs: key of the timings that the step times correct
+    costs: key of the timings that the step times correct, and whose unit the budget has
     """
     record: dict[str, object] = {k: known.to_record() for k, known in learned.acceptance.items()}
     record["times"] = {"costs": costs, **learned.times.to_record()}
+    if math.isfinite(learned.saved):
+        record["saved"] = learned.saved
     with contextlib.suppress(OSError):
         write_private_text(path, json.dumps(record), durable=False)
 
@@ -58,7 +63,11 @@ def saved_learned(path: Path, costs: str) -> Learned:
         methods = [method for method in get_args(AcceptMethod) if method in stored]
         known = {method: AcceptanceStatistics.from_record(stored[method]) for method in methods}
         times = stored.get("times", {})
-        fits = times.get("costs") == costs
-        return Learned(known, StepTimes.from_record(times) if fits else StepTimes())
+        if times.get("costs") != costs:
+            return Learned(known)
+        saved = float(stored.get("saved", math.inf))
+        if math.isnan(saved):
+            raise ValueError("the budget is no number")
+        return Learned(known, StepTimes.from_record(times), saved)
     except Exception:  # a damaged file may hold anything
         return Learned()

@@ -18,6 +18,16 @@ _CONTEXT_STEP = 64
 """Number of tokens after which costs are updated; they change by a few percent in 2,000 tokens."""
 
 
+_UNTIMED_FACTOR, _ASSUMED_FACTOR = 1.2, 1.5
+"""Factors on a step's modelled cost until some of its kind are timed: where its parts are measured,
+and where they are assumed for this kind of machine."""
+
+
+_FIRST_USE = 0.6
+"""Share of a plain step by which a process's first step with a number of query rows takes longer:
+its graphs are compiled."""
+
+
 class ShapeCosts:
     """What a step of each shape costs, after a text of some length, in a batch of some rows.
 
@@ -38,6 +48,16 @@ class ShapeCosts:
     @property
     def most_nodes(self) -> int:
         return self._costs.most_nodes
+
+    @property
+    def assumed(self) -> bool:
+        """Whether some of the costs are assumed."""
+        return self._costs.assumed
+
+    @property
+    def unknown(self) -> bool:
+        """Whether costs are assumed, and no drafted step has shown yet what one takes."""
+        return self.assumed and not self.timed()[1:].any()
 
     @property
     def plain_seconds(self) -> float:
@@ -65,9 +85,30 @@ class ShapeCosts:
 
     def timed(self) -> Mask:
         """Whether each shape's cost is certain: its steps were timed, or it has one query row."""
-        alone, known = self.batch == 1, self._times.of(self.batch).known
-        timed = [alone or n == PLAIN.nodes or known(n) for n in self._counts.tolist()]
+        timed = [n == PLAIN.nodes or self._is_certain(n) for n in self._counts.tolist()]
         return np.array(timed)[self._of_count]
+
+    def highest(self) -> Array:
+        """Return [S], the most seconds that a step of each shape may take, as far as is known."""
+        factor = _ASSUMED_FACTOR if self._costs.assumed else _UNTIMED_FACTOR
+        return self.seconds * np.where(self.timed(), 1.0, factor)
+
+    def uncertain(self, nodes: int, seconds: float) -> float:
+        """Return by how much longer a step of `nodes` may take than its assumed `seconds`.
+
+        It is 0 where costs are measured. The first step of its kind compiles graphs, too.
+        """
+        times = self._times.of(self.batch)
+        if not self._costs.is_assumed(nodes, self.batch):
+            return 0.0
+        doubt = 0.0 if times.timed(nodes) else (_ASSUMED_FACTOR - 1) * seconds
+        return doubt + (0.0 if times.used(nodes) else _FIRST_USE * self.plain_seconds)
+
+    def _is_certain(self, nodes: int) -> bool:
+        times = self._times.of(self.batch)
+        if self._costs.is_assumed(nodes, self.batch):
+            return times.timed(nodes)
+        return self.batch == 1 or times.known(nodes)
 
     def predicted(self, shape: BeamShape, batch: int) -> float:
         """Return the seconds of a step by the cost model alone."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -59,6 +59,7 @@ class SizeTimes:
         self._by_rows: dict[int, deque[float]] = {}  # relative to plain steps
         self._drafted: deque[float] = deque(maxlen=_MOST)  # of a batch, any number of query rows
         self._corrections: dict[int, float] = {}  # of known row counts
+        self._steps: Counter[int] = Counter()  # this process's timed ones, by query rows
         self._others = 1.0  # correction of a batch's other row counts
         self._since_plain = 0  # steps
         self._since_forgotten = 0  # timed steps
@@ -67,6 +68,7 @@ class SizeTimes:
 
     def learn(self, rows: int, predicted: float, seconds: float) -> None:
         """Record a step with `rows` query rows per batch row; NaN seconds are ignored."""
+        self._steps[rows] += not math.isnan(seconds)
         if rows == 1 and self._due:
             self._due, self._untimed = False, math.isnan(seconds)
         if math.isnan(seconds):
@@ -103,6 +105,17 @@ class SizeTimes:
     def known(self, rows: int) -> bool:
         """Whether enough steps with `rows` query rows were recorded to correct their cost."""
         return len(self._by_rows.get(rows, ())) >= _ENOUGH
+
+    def used(self, rows: int) -> bool:
+        """Whether this process has taken a step with `rows` query rows."""
+        return rows in self._steps
+
+    def timed(self, rows: int) -> bool:
+        """Whether steps with `rows` query rows have shown what they take, by other costs or these.
+
+        Assumed costs are measured bit by bit, and each time the comparisons with them are lost.
+        """
+        return self.known(rows) or self._steps[rows] > _ENOUGH
 
     def correction(self, rows: int) -> float:
         """Return the factor on the predicted seconds of a step with `rows` query rows.

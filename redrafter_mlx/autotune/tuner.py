@@ -68,8 +68,10 @@ class Tuner:
             self._learned = saved_learned(self._learned_file, timings.key)
         self.kept = timings.complete
         self._profiler = Profiler(target, drafter, timings, self.widest)
-        self._budget, self._budget_renewed = ProbeBudget(), False
-        self._in_seconds = False  # or in units of a one-row call that is not measured
+        # What answers saved while costs were assumed; a measured profile has its own budget.
+        self._budget = ProbeBudget() if timings.complete else ProbeBudget(self._learned.saved)
+        self._budget_renewed = False
+        self._in_seconds = _has_unit(timings)  # or in units of a one-row call that is not measured
         self.costs = self._cost_model(timings)
         self._use_timings()
         self._lent: dict[BatchPolicy, AcceptMethod] = {}  # until they are recorded
@@ -161,6 +163,7 @@ class Tuner:
         with self._lock:
             self._learned.acceptance[self._lent.pop(policy)] = policy.acceptance
             self._expect_batches(policy.most_rows)
+            self._learned.saved = self._budget.seconds
             if not self._lent and self._learned_file is not None:
                 save_learned(self._learned_file, self._learned, self._profiler.timings.key)
 
@@ -199,7 +202,7 @@ class Tuner:
         """Choose by the measured times from now on, and forget corrections of what has changed."""
         self.costs, old = self._cost_model(self._profiler.timings), self.costs
         self._learned.times.keep(partial(_same, old, self.costs))
-        in_seconds = ("call", 1, SHORT_CONTEXT) in self._profiler.timings.seconds
+        in_seconds = _has_unit(self._profiler.timings)
         if in_seconds != self._in_seconds:
             self._budget, self._in_seconds = ProbeBudget(), in_seconds
         self._find_candidates()
@@ -214,6 +217,11 @@ class Tuner:
     def _save(self) -> None:
         if self.stores:
             self._profiler.timings.add_to_saved()
+
+
+def _has_unit(timings: Timings) -> bool:
+    """Whether a one-row call is measured, which is the unit of all assumed costs."""
+    return ("call", 1, SHORT_CONTEXT) in timings.seconds
 
 
 def _same(old: CostModel, new: CostModel, batch: int, rows: int) -> bool:

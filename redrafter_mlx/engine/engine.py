@@ -125,6 +125,11 @@ class Redrafter:
             return self._tree.shape
         return PLAIN if self.tuning is None else self.tuning.best_shape(by_clock=False)
 
+    @property
+    def costs_assumed(self) -> bool:
+        """Whether shapes are chosen by costs of which some are not measured on this machine."""
+        return self.tuning is not None and self.tuning.costs.assumed
+
     def check(self) -> None:
         """Check that tree verification is exact for this model, see `check_once`.
 
@@ -139,11 +144,16 @@ class Redrafter:
         self.thread.run(check)
 
     def warm_up(self) -> None:
-        """Run every kernel once."""
-        shape = self.beam_shape
-        self.generate(
-            [0], max_tokens=4, beam_width=shape.width, beam_length=shape.length, cache_prompt=False
-        )
+        """Run every kernel once: those of a drafted step, and those of a plain one.
+
+        Answers begin with either, and mix them.
+        """
+        shape, plain = self.beam_shape, 4
+        if shape != PLAIN:
+            W, L = shape.width, shape.length
+            self.generate([0], max_tokens=2, beam_width=W, beam_length=L, cache_prompt=False)
+            plain = 2
+        self.generate([0], max_tokens=plain, draft=False, cache_prompt=False)
 
     def measure(self, done: Callable[[float], None] | None = None, batch: int = 1) -> None:
         """Measure what the choice of shapes needs, where answers are computed; see `Tuner`.

@@ -59,6 +59,7 @@ def best_copies(
     pace: float,
     drafted_seconds: float,
     seconds_of: Callable[[int, int], float],
+    uncertain: Callable[[int, float], float],
     most_nodes: int,
 ) -> tuple[list[CopyTree], float] | None:
     """Return each row's tree with the copies whose verification gains most, and the step's seconds.
@@ -69,6 +70,8 @@ def best_copies(
       pace: tokens per second of a row in steps without copies
       drafted_seconds: seconds of the step with the trees as they were drafted, without drafting
       seconds_of: the same as a function of the nodes and the width of the largest tree
+      uncertain: by how much a step of so many nodes and seconds may take longer, until such steps
+        with copies are timed
     """
     best = sum(row.tokens for row in rows) / len(rows) - pace * drafted_seconds + _COPY_MARGIN
     chosen = None
@@ -80,7 +83,10 @@ def best_copies(
                 continue
             seconds = seconds_of(nodes, max(tree.shape.width for tree in trees))
             tokens = sum(tree.tokens for tree in trees) / len(trees)
-            gain = tokens - pace * statistics.cost(nodes) * seconds
+            at_most = statistics.cost(nodes) * seconds
+            if not statistics.knows_cost(nodes):
+                at_most += uncertain(nodes, seconds)
+            gain = tokens - pace * at_most
             if gain > best:
                 best, chosen = gain, (trees, seconds)
     return chosen

@@ -85,10 +85,14 @@ class CopyStatistics:
         A profile may be more wrong about long calls than about short ones, so each size has its
         own. Until it is known, that of all counts, but a long copy is worth a try.
         """
-        own, usual = self._by_size.get(_size(nodes), ()), statistics.median(self._costs)
-        if len(own) >= _ENOUGH_COSTS:
-            return statistics.median(own)
+        if self.knows_cost(nodes):
+            return statistics.median(self._by_size[_size(nodes)])
+        usual = statistics.median(self._costs)
         return usual if nodes < _LONG_NODES else min(usual, _LONG_COST)
+
+    def knows_cost(self, nodes: int) -> bool:
+        """Whether enough steps with copies and about as many query rows were timed."""
+        return len(self._by_size.get(_size(nodes), ())) >= _ENOUGH_COSTS
 
     def begin_answer(self) -> None:
         """Move part of the way back to what is assumed, for another text.

@@ -1,0 +1,150 @@
+"""The first answers of a fresh cache: costs are assumed, and no answer is slower for that."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from simulated import SETUP, Taken, Text, machine, sequence
+
+from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
+from redrafter_mlx.autotune.batch_policy import BatchPolicy
+from redrafter_mlx.autotune.candidates import candidates
+from redrafter_mlx.autotune.cost_model import CostModel, cost_model
+from redrafter_mlx.autotune.probe_budget import ProbeBudget
+from redrafter_mlx.autotune.step_times import StepTimes
+from redrafter_mlx.autotune.timings import Timings
+from redrafter_mlx.config import PLAIN
+from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
+
+MEASURED = {1: 37.5, 2: 34.7, 3: 58.1, 4: 70.7, 6: 75.0, 8: 86.4, 12: 87.8, 16: 93.0, 24: 120.4,
+            32: 138.3}  # fmt: skip
+"""Milliseconds of SmolLM2's call by query rows, on two cores with MKL."""
+
+BACKENDS = ("cpu", "apple", "cuda")
+ASSUMED = {backend: cost_model(Timings(SETUP), backend, 4) for backend in BACKENDS}
+MACHINES = {
+    **{backend: (costs, costs) for backend, costs in ASSUMED.items()},
+    "two cores": (
+        ASSUMED["cpu"],
+        machine(
+            lambda rows: next(ms for n, ms in MEASURED.items() if n >= rows),
+            lambda w, n: 2.5 * (1 + 0.1 * w) * (n - 1),
+        ),
+    ),
+}
+"""What is assumed of a machine, and what it takes."""
+
+COMPILING = 0.6
+"""Share of a plain step by which the first step with a number of query rows takes longer."""
+
+SEEDS = range(6)
+
+
+def answers(
+    assumed: CostModel, true: CostModel, skill: float, tokens: int, number: int, seed: int
+) -> list[list[Taken]]:
+    """Return the steps of a process's first answers with at least so many tokens each."""
+    known, times, budget = AcceptanceStatistics(candidates(assumed)), StepTimes(), ProbeBudget()
+    compiled, taken = {PLAIN.nodes}, list[list[Taken]]()
+    for i in range(number):
+        policy = BatchPolicy(assumed, known, times, budget)
+        text, row, unread = Text(skill, 1000 * seed + i), sequence(), []
+        taken.append([])
+        while sum(step.tokens for step in taken[-1]) < tokens:
+            shape = policy.next_shape([row])
+            seconds, new = true.step(shape, 128), shape.nodes not in compiled
+            compiled.add(shape.nodes)
+            extra = COMPILING * true.step(PLAIN, 128) if new else 0.0
+            taken[-1].append(Taken(shape, seconds + extra, text.tokens(shape)))
+            unread.append(replace(text.step(shape), seconds=math.nan if new else seconds))
+            if len(unread) > 2:
+                policy.learn([row], [unread.pop(0)])
+        known = known.continued(known.shapes)
+    return taken
+
+
+def dearer(costs: CostModel, factor: float) -> CostModel:
+    """Return the costs with every drafted step `factor` times as long."""
+    (_, one), *others = costs.short
+    (_, long), *longer = costs.long
+    return replace(
+        costs,
+        short=((1, one), *((rows, s * factor) for rows, s in others)),
+        long=((1, long), *((rows, s * factor) for rows, s in longer)),
+        draft=tuple((w, n, s * factor) for w, n, s in costs.draft),
+        chain_overhead=costs.chain_overhead * factor,
+        tree_overhead=costs.tree_overhead * factor,
+    )
+
+
+@cache
+def speedups(
+    name: str, skill: float, factor: float, tokens: int, number: int
+) -> tuple[list[float], list[float]]:
+    """Return the speed of each of the first answers, and of all up to it, relative to plain steps.
+
+    Each is the mean of some texts.
+    """
+    assumed, true = MACHINES[name][0], dearer(MACHINES[name][1], factor)
+    plain = true.step(PLAIN, 128)
+    each, together = [0.0] * number, [0.0] * number
+    for seed in SEEDS:
+        all_tokens = all_seconds = 0.0
+        for i, steps in enumerate(answers(assumed, true, skill, tokens, number, seed)):
+            made, seconds = sum(s.tokens for s in steps), sum(s.seconds for s in steps)
+            all_tokens, all_seconds = all_tokens + made, all_seconds + seconds
+            each[i] += made * plain / seconds / len(SEEDS)
+            together[i] += all_tokens * plain / all_seconds / len(SEEDS)
+    return each, together
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("factor", [1 / 1.5, 1.0, 1.5])
+@pytest.mark.parametrize("skill", [0.0, 0.3, 0.55, 0.9])
+def test_the_first_answers_of_a_fresh_cache_are_not_slower_than_plain_decoding(
+    name: str, skill: float, factor: float
+) -> None:
+    """Whatever the drafter is worth, and with drafts that cost up to 1.5 times what is assumed."""
+    for tokens, number in ((16, 10), (32, 5), (100, 2)):
+        each, together = speedups(name, skill, factor, tokens, number)
+        assert each[0] > 0.97, tokens
+        assert min(together) > 0.97, tokens
+        assert min(each) > 0.89, "an answer of 16 tokens may be the one that tries a draft"
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_drafts_that_pay_are_found_during_the_first_hundreds_of_tokens(name: str) -> None:
+    ((once, again), _) = speedups(name, 0.9, 1.0, 250, 2)
+    assert once > 1.08
+    assert again > 1.2
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_the_smallest_tree_is_the_first_that_is_tried(name: str) -> None:
+    """Its step costs least, so it shows most cheaply what drafts cost and what they are worth."""
+    assumed, true = MACHINES[name]
+    (steps,) = answers(assumed, true, 0.9, 150, 1, 0)
+    drafted = [step.shape.nodes for step in steps if step.shape != PLAIN]
+    assert drafted[0] == 2
+    assert steps.index(next(step for step in steps if step.shape != PLAIN)) >= 16
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_copy_of_the_text_that_pays_only_at_assumed_costs_is_not_verified(backend: str) -> None:
+    """One that surely pays is."""
+    assumed = ASSUMED[backend]
+    measured = replace(assumed, assumed_rows=frozenset())
+
+    def copied(costs: CostModel, text: list[int]) -> int:
+        policy, row = BatchPolicy(costs), sequence(len(text), TextIndex(Lookup(), text))
+        policy.next_shape([row])
+        (plan,) = policy.plan_copies([row], [PLAIN], [False])
+        return 0 if plan is None else len(plan.copies[0].tokens)
+
+    page = [*range(100, 140)]
+    matches = [[*page, 7, *page[:length]] for length in (2, 3, 8)]
+    assert copied(measured, matches[1]) == 3
+    assert [copied(assumed, text) for text in matches] == [0, 0, 31]
