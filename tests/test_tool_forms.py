@@ -190,12 +190,32 @@ def test_a_call_is_read_as_far_as_its_arguments_are_whole(
         ("mistral", '[TOOL_CALLS]g{"x": 1} so', "so"),
         ("minimax_m2", "<minimax:tool_call><invoke name=g><parameter name='x'>1</parameter>"
                        "</invoke></minimax:tool_call> so", "so"),
+        ("qwen3_coder", "<function=g>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>so",
+         "so"),
+        ("kimi_k2", '<|tool_call_begin|>functions.g:0<|tool_call_argument_begin|>{"x": 1}'
+                    "<|tool_call_end|><|tool_calls_section_end|>so", "so"),
         ("function_gemma", '<start_function_call>call:g{"x":1}<end_function_call> so', "so"),
     ],
 )  # fmt: skip
 def test_what_else_models_write_in_a_form_is_read(form: str, text: str, content: str) -> None:
     for pieces in ([text], list(text)):
         assert parts(parser(form), pieces) == ([("g", {"x": 1})], content)
+
+
+@pytest.mark.parametrize(
+    "text", ["a <function=g> b", "a <function=g><parameter=x", "<function=g> <function=h>", "<func"]
+)
+def test_text_about_the_tags_of_calls_stays_text(text: str) -> None:
+    for pieces in ([text], list(text)):
+        assert parts(parser("qwen3_coder"), pieces, cut=True) == ([], text)
+
+
+def test_text_between_calls_without_start_marks_is_content() -> None:
+    body = "<parameter=string>\nx\n</parameter>\n</function>\n</tool_call>"
+    text = f"<function=f.x-y>\n{body} so <function=f.x-y>\n{body}"
+    for pieces in ([text], list(text)):
+        calls = [("f.x-y", {"string": "x"})] * 2
+        assert parts(parser("qwen3_coder"), pieces) == (calls, "so ")
 
 
 def test_a_schema_whose_references_go_in_a_circle_says_nothing_of_a_type() -> None:

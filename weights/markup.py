@@ -12,7 +12,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tool_parsers import json_tools
 
 from redrafter_mlx.weights.calls.call_text import CallText, Outcome
-from redrafter_mlx.weights.calls.form import Call, Setting, ToolParser
+from redrafter_mlx.weights.calls.form import Call, Form, Setting, ToolParser
 from redrafter_mlx.weights.calls.forms import form_of
 from redrafter_mlx.weights.calls.values import write
 
@@ -127,6 +127,21 @@ JSON_CALLS = Markup(
 """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, which many models write."""
 
 
+_UNMARKED = "unmarked"
+"""State of the text after the opener of a call that has no start mark."""
+
+
+def _state_machine(markup: Markup, form: Form | None) -> TextStateMachine:
+    """Return mlx-lm's state machine, in which a call's mark begins a state without an end."""
+    transitions = markup.response_transitions
+    if form is not None and form.opener:
+        begun = [*transitions.get("normal", []), (form.opener, _UNMARKED)]
+        transitions = {**transitions, "normal": begun, _UNMARKED: []}
+    return make_text_state_machine(
+        replace(markup, tool_call_end="", response_transitions=transitions)
+    )
+
+
 class OutputParser:
     """Splits an answer's text into its parts as the text arrives.
 
@@ -146,10 +161,11 @@ class OutputParser:
         functions = [tool["function"] for tool in tools]
         schemas = {function["name"]: function.get("parameters") or {} for function in functions}
         self._setting = Setting(markup.tool_call_start, markup.tool_call_end, schemas)
-        self._marks = make_text_state_machine(replace(markup, tool_call_end=""))
+        self._marks = _state_machine(markup, self._form)
         self._machine = self._marks.make_state(markup.initial_state)
         self._state = markup.initial_state
         self._call: CallText | None = None
+        self._begun_by = ""  # the mark or opener of that call
         self._trim = False
         self._ids: list[str] = []
         self.ends_in_call = False
@@ -187,9 +203,11 @@ class OutputParser:
         """Read text outside of calls; return what follows the mark of one, if there is one."""
         self._machine, segments = TextStateMachine.split(self._machine, text)
         for state, part in segments:
-            if state == "tool":
+            if state in ("tool", _UNMARKED):
                 assert self._form is not None
-                self._call = CallText(self._form, self._setting)
+                marked = state == "tool"
+                self._begun_by = self._setting.start if marked else self._form.opener
+                self._call = CallText(self._form, self._setting, "" if marked else self._begun_by)
                 return part
             deltas += self._segment(state, part)
         return None
@@ -209,7 +227,7 @@ class OutputParser:
             deltas += [Delta(tool_call=self._numbered(call)) for call in outcome.calls]
             self._trim, self._quotes, self.ends_in_call = True, False, True
         else:
-            deltas += self._segment(self._state, self._setting.start)
+            deltas += self._segment(self._state, self._begun_by)
         return outcome.rest
 
     def _numbered(self, call: Call) -> ToolCall:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,9 +30,12 @@ class Outcome:
 class CallText:
     """The text after one start mark."""
 
-    def __init__(self, form: Form, setting: Setting) -> None:
+    def __init__(self, form: Form, setting: Setting, opener: str = "") -> None:
+        """`opener` is the beginning of the call, if that was in place of a start mark."""
         self._form, self._setting = form, setting
-        self._text = ""
+        self._text, self._opener = opener, opener
+        marks = [mark for mark in (setting.start, form.opener) if mark]
+        self._beginnings = re.compile("|".join(map(re.escape, marks)))
         self._begun = False  # whether it begins as a call does
         self._seen = 0  # up to here, end marks have been looked for
         self._found: Sequence[Call] = ()  # in the text up to an end mark
@@ -45,7 +49,7 @@ class CallText:
         if not self._begun:
             self._begun = self._form.begins(self._text, self._setting, whole=True)
             if not self._begun and not self._form.begins(self._text, self._setting):
-                return Outcome((), self._text)
+                return self._no_call()
         while not self._settled():
             at = self._text.find(end, self._seen) if end else -1
             if at < 0:
@@ -58,7 +62,7 @@ class CallText:
                 continue
             except NoCallError:
                 if not self._found:
-                    return Outcome((), self._text)
+                    return self._no_call()
                 continue
             self._beside, self._after = self._text[until:at], self._seen
         return self._outcome()
@@ -76,10 +80,12 @@ class CallText:
             try:
                 calls, until = self._read(text, lacking=0 if cut else 2, ended=True)
             except UnfinishedError as error:
-                calls, until = self._checked(error.before or ((), 0))
+                if error.before is None:
+                    return self._no_call()
+                calls, until = self._checked(error.before)
                 return Outcome(calls, self._text[until:])
         except NoCallError:
-            return Outcome((), self._text)
+            return self._no_call()
         return Outcome(calls, self._text[until:] if until < len(text) else "")
 
     def _read(self, text: str, lacking: int, ended: bool = False) -> Calls:
@@ -118,13 +124,17 @@ class CallText:
         """Whether no further text can be part of the calls found: another one begins first."""
         if not self._found or self._form.certain:
             return bool(self._found)
-        at, start = self._after, self._setting.start
         end = self._text.find(self._setting.end, self._seen)
-        while (at := self._text.find(start, at, end if end >= 0 else None)) >= 0:
-            at += len(start)
+        for begun in self._beginnings.finditer(
+            self._text, self._after, end if end >= 0 else len(self._text)
+        ):
+            at = begun.start() if begun[0] == self._form.opener else begun.end()
             if self._form.begins(self._text[at:], self._setting, whole=True):
                 return True
         return False
+
+    def _no_call(self) -> Outcome:
+        return Outcome((), self._text[len(self._opener) :])
 
     def _outcome(self) -> Outcome:
         return Outcome(self._found, self._beside + self._text[self._after :])

@@ -97,11 +97,13 @@ class Form(ABC):
     leads:    texts with which a call begins, without white space; NAME stands for a tool's name
     certain:  whether an end mark after a readable call ends it. Otherwise its last value may hold
       the mark, which shows only when another one follows
+    opener:   beginning of a call for which models often forget the start mark
     short_ids: whether the chat template insists on ids of nine letters and digits
     """
 
     leads: Sequence[str]
     certain: bool = False
+    opener: str = ""
     short_ids: bool = False
 
     @property

@@ -23,6 +23,7 @@ FORMS: dict[str, Form] = {
         head=r"(?:<\|tool_call_begin\|>)?\s*(?P<id>(?:functions\.)?NAME:\d+)\s*"
              r"<\|tool_call_argument_begin\|>\s*",
         tail=r"\s*<\|tool_call_end\|>",
+        opener="<|tool_call_begin|>",
     ),
     "mistral": JSONForm(
         leads=("NAME[", "NAME{", "[{"),
@@ -30,7 +31,8 @@ FORMS: dict[str, Form] = {
         short_ids=True,
     ),
     "qwen3_coder": TaggedForm(
-        leads=("<function=NAME>", *JSON_LEADS),
+        leads=("<function=NAME><parameter=", "<function=NAME></function>", *JSON_LEADS),
+        opener="<function=",
         head=r"<function=\s*NAME\s*>",
         opening=r"<parameter=\s*(?P<key>[^<>\n]+?)\s*>",
         closing="</parameter>",
