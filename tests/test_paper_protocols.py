@@ -157,3 +157,15 @@ def test_a_table_of_a_server_shows_the_published_figures_alone(
     assert "bench serve" in out
     assert main.run(["bench", "--paper", "review-table2", "--limit", "1"]) == 1
     assert "--limit" in capsys.readouterr().err
+
+
+def test_a_drafter_knows_the_folder_that_it_was_loaded_from(tmp_path: Path) -> None:
+    """Together with prompt lookup too; one that comes from no folder has none."""
+    folder = trained_folder(tmp_path / "one, of 2; drafts with others", "data", 0.001)
+    for name in (folder, f"{folder}+lookup"):
+        loaded = tiny_redrafter(name).drafter
+        assert loaded is not None
+        assert loaded.folder == Path(folder)
+    random = tiny_redrafter().drafter
+    assert random is not None
+    assert random.folder is None

@@ -24,6 +24,8 @@ QUESTION_81 = Question(
 )
 """The question of MT-Bench (Apache-2.0) that the authors timed on Macs."""
 
+Inspects = Literal["likelihoods", "draft costs", "packed sizes"] | None
+
 _OPTIONS = Mapping[str, object]
 _MT_BENCH: _OPTIONS = {"mt_bench": True, "turns": 2, "repeats": 1}
 _TRAINED: _OPTIONS = {"drafter": ("trained",)}
@@ -55,7 +57,7 @@ class PaperProtocol:
     drafters: int = 0
     installed: bool = False
     speculative: bool = False
-    inspects: Literal["likelihoods", "draft costs", "packed sizes"] | None = None
+    inspects: Inspects = None
 
     @property
     def published(self) -> Published:

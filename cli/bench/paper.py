@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from mlx_lm.utils import get_total_parameters
+from typing import NamedTuple
 
 from redrafter_mlx.bench.analyse.batch_summary import BatchRow
 from redrafter_mlx.bench.analyse.result import Result
 from redrafter_mlx.bench.analyse.summary import Row
-from redrafter_mlx.bench.measure.answers import Answer
-from redrafter_mlx.bench.measure.likelihood import Likelihood, likelihood
-from redrafter_mlx.bench.measure.methods import Method, Runner
-from redrafter_mlx.bench.measure.plan import Plan
-from redrafter_mlx.bench.papers.evidence import AnswerKey, Evidence
+from redrafter_mlx.bench.papers.evidence import Evidence
 from redrafter_mlx.bench.papers.protocols import PaperProtocol, find_protocol
 from redrafter_mlx.bench.papers.report import Difference, PaperResult, differences
-from redrafter_mlx.bench.statistics import Percentiles
 from redrafter_mlx.cli.bench.batches import run_batches
 from redrafter_mlx.cli.bench.checks import check_measurement
+from redrafter_mlx.cli.bench.collected import Collected, training_options
 from redrafter_mlx.cli.bench.options import BenchOptions
-from redrafter_mlx.cli.bench.session import measure_machine, run_session
+from redrafter_mlx.cli.bench.session import run_session
 from redrafter_mlx.cli.flag import option_name
-from redrafter_mlx.cli.progress import describe_count, progress_bars
 from redrafter_mlx.cli.ranges import parse_numbers, parse_words
-from redrafter_mlx.distill.options_file import OPTIONS, read_options
 from redrafter_mlx.distill.report.metrics import METRICS, read_metrics
 from redrafter_mlx.drafting.installed import list_drafters
-from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, ModelNotFoundError
 from redrafter_mlx.runtime.launched import launched_rank
 from redrafter_mlx.weights.registry import DEFAULT_MODEL
@@ -40,9 +30,6 @@ from redrafter_mlx.weights.registry import DEFAULT_MODEL
 _ELSEWHERE = ("paper", "json", "plot", "answers", "questions", "mt_bench", "limit", "model",
               "offline", "seed")  # fmt: skip
 """Options that a table shows in other ways, or that change no figure but by chance."""
-
-_FEW = 8
-"""Maximum number of questions whose answers show how large merged trees are."""
 
 
 class PaperRun(NamedTuple):
@@ -79,43 +66,10 @@ def run_paper(asked: BenchOptions, given: Collection[str]) -> PaperRun:
         raise BadInputError(
             f"--paper {protocol.name} looks at the model in one process; run it without mlx.launch"
         )
-    likelihoods: dict[AnswerKey, Likelihood] = {}
-    draft_costs: dict[str, float] = {}
-    folders: dict[str | None, Path] = {}
-    sizes: dict[str | None, int] = {}
-
-    def prepare(drafters: Mapping[str | None, Redrafter], plan: Plan, runner: Runner) -> Plan:
-        """Look where the drafters come from, and choose N for the merging of the paper."""
-        for name, loaded in drafters.items():
-            if loaded.drafter is not None:
-                sizes[name] = sum(map(get_total_parameters, loaded.drafter.modules))
-                if loaded.drafter.folder is not None:
-                    folders[name] = loaded.drafter.folder
-        fits = protocol.inspects == "packed sizes" and options.max_nodes is None
-        return _fit_calls(plan, runner) if fits else plan
-
-    def look(drafters: Mapping[str | None, Redrafter], answers: Sequence[Answer]) -> None:
-        """Collect what needs the models in memory."""
-        first = next(iter(drafters.values()))
-        if protocol.inspects == "likelihoods":
-            with progress_bars("reading the answers", describe_count) as progress:
-                for n, answer in enumerate(answers, 1):
-                    found = likelihood(first, answer.prompt_ids, answer.run.token_ids)
-                    if found is not None:
-                        likelihoods[answer.key] = found
-                    progress("answers", n, len(answers))
-        if protocol.inspects == "draft costs" and answers and first.tuning is not None:
-            measure_machine(first)
-            costs, drafts = first.tuning.costs, 4
-            level = costs.drafting(1, drafts + 1) / drafts
-            draft_costs[answers[0].dtype] = level / costs.verify(1, costs.short_context)
-
-    result, status, answers = run_session(options, look, prepare)
-    evidence = Evidence(
-        rows=result.rows, answers=answers, likelihoods=likelihoods, draft_costs=draft_costs,
-        logs={name: read_metrics(folder) for name, folder in folders.items()},
-        options=_training_options(folders), sizes=sizes,
-    )  # fmt: skip
+    merged = protocol.inspects == "packed sizes" and options.max_nodes is None
+    seen = Collected(protocol.inspects, choose_capacity=merged)
+    result, status, answers = run_session(options, seen.inspect, seen.prepare)
+    evidence = seen.evidence(result.rows, answers)
     return PaperRun(_paper(protocol, evidence, result, changed), [result], status)
 
 
@@ -193,7 +147,7 @@ def _read_logs(protocol: PaperProtocol, options: BenchOptions) -> PaperRun:
                 f"trained here"
             )
     measured = (protocol.measured(Evidence(logs=logs)),)
-    trained = _training_options(folders)
+    trained = training_options(folders)
     targets = sorted({str(found["model"]) for found in trained.values() if "model" in found})
     here = (
         Difference("model", published.setting.model, ", ".join(targets) or "not known"),
@@ -240,27 +194,3 @@ def _shown(value: object) -> str:
 def _path(name: str) -> Path:
     """Return the path that a drafter's name may be, `~` expanded as in loading."""
     return Path(os.path.expanduser(name))
-
-
-def _fit_calls(plan: Plan, runner: Runner) -> Plan:
-    """Give merged candidates calls of the size that 99% of their trees had in a few answers.
-
-    A call of the largest size that they can have would be as large as without merging.
-    """
-    merged = [method for method in plan.methods if method.prefixes == "final"]
-    few = plan.questions[:: -(-len(plan.questions) // _FEW)]
-    capacity: dict[Method, int] = {}
-    with progress_bars("packing beams", describe_count) as progress:
-        for done, method in enumerate(merged, 1):
-            runs = [runner.run(method, q.prompt_ids, plan.max_tokens, plan.seed) for q in few]
-            if found := Percentiles.of([nodes for run in runs for nodes in run.nodes]):
-                capacity[method] = math.ceil(found.p99)
-            progress("beam shapes", done, len(merged))
-    methods = [replace(m, max_nodes=capacity.get(m, m.max_nodes)) for m in plan.methods]
-    return replace(plan, methods=methods)
-
-
-def _training_options(folders: Mapping[str | None, Path]) -> dict[str | None, Mapping[str, Any]]:
-    """Read the training options in the folders, by drafter name."""
-    paths = {name: folder / OPTIONS for name, folder in folders.items()}
-    return {name: read_options(path) for name, path in paths.items() if path.is_file()}
