@@ -42,6 +42,7 @@ class Published:
     columns, rows: the figures; empty if they are not at hand
     missing: what is not at hand; "" if nothing is missing
     source:  where the figures were read, if not in the paper itself
+    across:  column whose values head the columns when the table is shown; figures are after it
     """
 
     paper: str
@@ -52,6 +53,7 @@ class Published:
     rows: tuple[tuple[str | float | None, ...], ...]
     missing: str = ""
     source: str = ""
+    across: str = ""
 
     def records(self) -> list[Record]:
         """Return each row by column."""

@@ -37,7 +37,7 @@ class PaperResult:
         """All tables, in reading order."""
         rows = tuple((each.what, each.paper, each.here) for each in self.differences)
         kinds = TextTable("What differs in kind", ("", self.published.paper, "here"), rows)
-        return [*self.measured, published_table(self.published), *([kinds] if rows else [])]
+        return [*self.measured, published_table(self.published), kinds]
 
 
 def published_table(published: Published) -> TextTable:
@@ -45,10 +45,20 @@ def published_table(published: Published) -> TextTable:
     title = f"Published: {published.paper}, {published.number}, {published.title}"
     if not published.rows:
         return TextTable(title, ("figures",), ((f"not at hand: {published.missing}",),))
-    rows = tuple(tuple(map(shown, row)) for row in published.rows)
     missing = f"not at hand: {published.missing}" if published.missing else ""
-    note = "; ".join(filter(None, (missing, published.source)))
-    return TextTable(title, published.columns, rows, note)
+    notes = [missing, published.source]
+    if not published.across:
+        rows = tuple(tuple(map(shown, row)) for row in published.rows)
+        return TextTable(title, published.columns, rows, "; ".join(filter(None, notes)))
+    at = published.columns.index(published.across)
+    lines: dict[tuple[str | float | None, ...], dict[str, str]] = {}
+    for row in published.rows:
+        keys = zip(published.columns[:at], map(shown, row[:at]), strict=True)
+        figures = dict.fromkeys(map(shown, row[at + 1 :]))  # one OOM for all of a batch's
+        line = lines.setdefault(row[:at], dict(keys))
+        line[f"{published.across} {row[at]}"] = ", ".join(figures)
+    notes.append(f"cells: {', '.join(published.columns[at + 1 :])}")
+    return TextTable.of(title, [*lines.values()], "; ".join(filter(None, notes)))
 
 
 def differences(

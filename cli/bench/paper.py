@@ -137,7 +137,9 @@ def installed_drafters(model: str) -> tuple[str, ...]:
 def _read_logs(protocol: PaperProtocol, options: BenchOptions) -> PaperRun:
     published = protocol.published
     if protocol.measures == "nothing":
-        return PaperRun(PaperResult(protocol.name, published, (), ()), [], 0)
+        theirs = vars(published.setting).items()
+        here = tuple(Difference(name, value, "not measured") for name, value in theirs)
+        return PaperRun(PaperResult(protocol.name, published, (), here), [], 0)
     folders: dict[str | None, Path] = {name: _path(name) for name in options.drafters}
     logs = {name: read_metrics(folder) for name, folder in folders.items()}
     for name, log in logs.items():
@@ -163,7 +165,8 @@ def _paper(
     changed: Sequence[Difference],
 ) -> PaperResult:
     measured, published = result.protocol, protocol.published
-    asked = f"{measured.questions}: {measured.asked}, {measured.max_tokens} tokens"
+    count = "1 question" if measured.asked == 1 else f"{measured.asked} questions"
+    asked = f"{measured.questions}: {count}, {measured.max_tokens} tokens"
     alone = protocol.measures != "batches"
     baseline = "mlx-lm's own loop" if alone else "our own batches without drafts"
     here = differences(published, result.machine, result.models, asked, baseline, changed)
