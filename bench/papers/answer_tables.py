@@ -101,7 +101,7 @@ def along_table(layout: Layout, evidence: Evidence, known: Sequence[Record]) -> 
     for row in evidence.drafted:
         for first, accepted in sorted(accepted_along(evidence.answers_of(row)).items()):
             cells = {
-                "drafter": _drafter(row), "dtype": row.dtype,
+                "drafter": _drafter(row),
                 "tokens": f"{first}..{first + STRETCH - 1}", "steps": str(len(accepted)),
                 "accepted drafts": f"{fmean(accepted):.2f}",
                 "tokens/step": f"{1 + fmean(accepted):.2f}",

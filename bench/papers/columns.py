@@ -68,6 +68,8 @@ def paper_table(
 ) -> TextTable:
     """Return the table of these lines, which are the settings and the cells of each row.
 
+    Columns without a cell, such as the name of the only drafter, are left out.
+
     Args:
       known: the published rows
       note:  what to add to the layout's own note
@@ -79,6 +81,10 @@ def paper_table(
     for settings, cell in lines:
         own = {**{h: cell(h) for h in columns}, **{h: setting(settings.get(h)) for h in more}}
         rows.append({**own, **_published(layout, own, known)})
+    empty = {h for row in rows for h in row} - {
+        h for row in rows for h, cell in row.items() if cell
+    }
+    rows = [{h: cell for h, cell in row.items() if h not in empty} for row in rows]
     hidden = {*layout.beside, *layout.apart}
     figures = [name for name in (known[0] if known else ()) if name not in hidden]
     beside = f"published: {', '.join(figures)}" if layout.beside and figures else ""

@@ -72,7 +72,7 @@ class PaperProtocol:
 def _methods(name: str, **more: object) -> PaperProtocol:
     """Return the protocol of a table of all drafters, with these options."""
     layout = Layout("Drafters, over all questions and by category",
-                    f"questions, drafter, dtype, asked, {_FIGURES}",
+                    f"questions, drafter, asked, {_FIGURES}",
                     covers=("draft tokens",))  # fmt: skip
     return PaperProtocol(name, "answers", by_answer.category_table, layout, {**_MT_BENCH, **more},
                          installed=True, speculative=True)  # fmt: skip
@@ -136,7 +136,7 @@ PROTOCOLS = (
         **_MT_BENCH, "temperature": "0,0.7", "accept": "greedy,typical"}, installed=True),
     PaperProtocol("v1-table2", "answers", by_answer.whole_table, Layout(
         "Acceptance methods",
-        f"method, dtype, accept, T, epsilon, delta, {_FIGURES}, over greedy, log-likelihood, "
+        "method, accept, T, epsilon, delta, tok/s, over greedy, tokens/step, log-likelihood, "
         "entropy, as greedy",
         "over greedy: tokens a second over those of mlx-lm's greedy answers; log-likelihood, "
         "entropy: nats a token under the target at temperature 1, means over the tokens of the "
@@ -152,11 +152,11 @@ PROTOCOLS = (
     PaperProtocol("v1-figure4", "answers", by_answer.correlated_table, Layout(
         "Accuracy at the last position against speed",
         f"drafter, form, learning rate, accuracy, last draft accepted, {_FIGURES}",
-        "accuracy: on held-out texts in training, at the last position"), {
+        "accuracy: on held-out texts, at the last position, of drafters with a log of their training"), {
         **_MT_BENCH, "beam_width": "15", "beam_length": "5"}, drafters=2),
     PaperProtocol("v1-figure5a", "answers", by_answer.along_table, Layout(
         "Drafts accepted along the answers",
-        "drafter, dtype, tokens, steps, accepted drafts, tokens/step",
+        "drafter, tokens, steps, accepted drafts, tokens/step",
         "tokens: of the answer before the step, the first being 1"), {
         **_MT_BENCH, **_TRAINED, "beam_width": "4", "beam_length": "5", "max_tokens": 256}),
     _batches("v1-figure6a", batch_size="1,2,4,8,16,32,64", beam_width="1,4,16"),
@@ -166,7 +166,7 @@ PROTOCOLS = (
                 prompt_tokens="64,512"),
     PaperProtocol("assistant", "answers", by_answer.drafted_table, Layout(
         "A draft model",
-        "T, accept, dtype, drafts, accepted, c, expected tokens/step, tokens/step, "
+        "T, accept, drafts, accepted, c, expected tokens/step, tokens/step, "
         "expected speedup, speedup",
         "accepted: a, the share of the drafts that were reached and accepted; c: a draft's seconds "
         "over those of the target's call with one query row; expected: (1 - a^(n+1)) / (1 - a) "

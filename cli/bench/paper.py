@@ -48,7 +48,7 @@ def run_paper(asked: BenchOptions, given: Collection[str]) -> PaperRun:
     protocol = find_protocol(asked.paper or "")
     options = fill(protocol, asked, given)
     if protocol.measures in ("logs", "nothing"):
-        return _read_logs(protocol, options)
+        return _unmeasured(protocol, options)
     changed = _changed(protocol, options, given)
     if protocol.measures == "batches":
         check_measurement(options)
@@ -134,7 +134,8 @@ def installed_drafters(model: str) -> tuple[str, ...]:
     return (*found, "lookup", *(("auto",) if found else ()))
 
 
-def _read_logs(protocol: PaperProtocol, options: BenchOptions) -> PaperRun:
+def _unmeasured(protocol: PaperProtocol, options: BenchOptions) -> PaperRun:
+    """Return a table of training logs, or the published figures alone."""
     published = protocol.published
     if protocol.measures == "nothing":
         theirs = vars(published.setting).items()
