@@ -93,7 +93,7 @@ def test_both_turns_of_a_conversation_are_asked_with_the_first_answer_between_th
             {"role": "user", "content": "and then?"}]  # fmt: skip
     assert set(prompts) == {81, "81, turn 2", 82}
     assert prompts["81, turn 2"] == tiny_redrafter().encode(said)
-    assert found["results"][0]["protocol"]["questions"] == f"{path}, 2 turns"
+    assert found["results"][0]["protocol"]["questions"] == f"{path}, 2 turns of each"
     assert paper(capsys, "v1-figure5a", *line)["paper"] == found["paper"], "it resumes"
     plain = tmp_path / "plain.jsonl"
     assert main.run(["bench", *line[:-4], *ONCE, "--answers", str(plain)]) == 0

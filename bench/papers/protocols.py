@@ -152,7 +152,7 @@ PROTOCOLS = (
     PaperProtocol("v1-figure4", "answers", by_answer.correlated_table, Layout(
         "Accuracy at the last position against speed",
         f"drafter, form, learning rate, accuracy, last draft accepted, {_FIGURES}",
-        "accuracy: on held-out texts, at the last position, of drafters with a log of their training"), {
+        "accuracy: at the last position, on held-out texts, of drafters with a training log"), {
         **_MT_BENCH, "beam_width": "15", "beam_length": "5"}, drafters=2),
     PaperProtocol("v1-figure5a", "answers", by_answer.along_table, Layout(
         "Drafts accepted along the answers",

@@ -164,7 +164,7 @@ class BenchOptions:
         named = [*(["MT-Bench"] if self.mt_bench else []), *self.questions]
         if not named and self.only:
             return f"question {self.only[0].id}"
-        later = f", {self.turns} turns" if self.prompts > len(self.chosen) else ""
+        later = f", {self.turns} turns of each" if self.prompts > len(self.chosen) else ""
         return (" and ".join(named) or "our own") + later
 
     def methods(self, drafters: Sequence[str | None]) -> list[Method]:

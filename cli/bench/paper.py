@@ -25,6 +25,7 @@ from redrafter_mlx.distill.report.metrics import METRICS, read_metrics
 from redrafter_mlx.drafting.installed import list_drafters
 from redrafter_mlx.errors import BadInputError, ModelNotFoundError
 from redrafter_mlx.runtime.launched import launched_rank
+from redrafter_mlx.runtime.words import count
 from redrafter_mlx.weights.registry import DEFAULT_MODEL
 
 _ELSEWHERE = ("paper", "json", "plot", "answers", "questions", "mt_bench", "limit", "model",
@@ -166,8 +167,10 @@ def _paper(
     changed: Sequence[Difference],
 ) -> PaperResult:
     measured, published = result.protocol, protocol.published
-    count = "1 question" if measured.asked == 1 else f"{measured.asked} questions"
-    asked = f"{measured.questions}: {count}, {measured.max_tokens} tokens"
+    asked = (
+        f"{measured.questions}: {count(measured.asked, 'question')}, "
+        f"{count(measured.max_tokens, 'token')}"
+    )
     alone = protocol.measures != "batches"
     baseline = "mlx-lm's own loop" if alone else "our own batches without drafts"
     here = differences(published, result.machine, result.models, asked, baseline, changed)

@@ -110,7 +110,7 @@ def _run(
 def protocol_of(options: BenchOptions, prompt_tokens: int | None) -> Protocol:
     """Return the protocol that the options describe."""
     return Protocol(
-        options.asked_for, len(options.chosen), options.max_tokens, options.repeats,
+        options.asked_for, options.prompts, options.max_tokens, options.repeats,
         options.warmup, options.delay, options.seed, options.draft_model, prompt_tokens,
         options.ignore_eos,
     )  # fmt: skip
