@@ -136,7 +136,7 @@ def test_the_smallest_tree_is_the_first_that_is_tried(name: str) -> None:
 def test_a_copy_of_the_text_that_pays_only_at_assumed_costs_is_not_verified(backend: str) -> None:
     """One that surely pays is."""
     assumed = ASSUMED[backend]
-    measured = replace(assumed, assumed_rows=frozenset())
+    measured = replace(assumed, assumed_rows=())
 
     def copied(costs: CostModel, text: list[int]) -> int:
         policy, row = BatchPolicy(costs), sequence(len(text), TextIndex(Lookup(), text))

@@ -12,14 +12,13 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPException, HTTPResponse
 from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
+from redrafter_mlx.bench.measure.http_proxy import CONNECTIONS, connection_to, proxy_of
 from redrafter_mlx.errors import BadInputError, ServerError
-
-_CONNECTIONS = {"http": HTTPConnection, "https": HTTPSConnection}
 
 _TEXTS = ("content", "reasoning_content", "reasoning")
 """Names of the text in a chunk: an answer's, and reasoning's on different servers."""
@@ -84,15 +83,16 @@ class Server:
     @contextmanager
     def _response(self, method: str, path: str, body: str | None = None) -> Iterator[HTTPResponse]:
         """Open a response with status 200; any failure until it is read is a ServerError."""
-        parts = urlsplit(self.url)
-        connection = _CONNECTIONS[parts.scheme](parts.netloc, timeout=_TO_CONNECT)
-        headers = {"Content-Type": "application/json"}
+        connection, target, on_the_way = connection_to(
+            f"{self.url.rstrip('/')}/{path}", _TO_CONNECT
+        )
+        headers = {"Content-Type": "application/json", **on_the_way}
         if self.api_key is not None:
             headers["Authorization"] = f"Bearer {self.api_key}"
         try:
             connection.connect()
             connection.sock.settimeout(_PATIENCE)
-            connection.request(method, f"{parts.path.rstrip('/')}/{path}", body, headers)
+            connection.request(method, target, body, headers)
             response = connection.getresponse()
             if response.status != 200:
                 words = f"{_words(response.read(2000)):.200}"
@@ -100,6 +100,11 @@ class Server:
                 raise ServerError(f"{self.url} answered {response.status}: {words}{hint}")
             yield response
         except ConnectionRefusedError:
+            if proxy := proxy_of(self.url):
+                raise ServerError(
+                    f"no proxy listens at {proxy.hostname}:{proxy.port}, which the environment "
+                    f"names for {self.url}; unset it, or add the server to no_proxy"
+                ) from None
             raise ServerError(
                 f"no server listens at {self.url}; start one with `redrafter-mlx serve`"
             ) from None
@@ -116,7 +121,7 @@ def _is_url(url: str) -> bool:
     """Whether requests can be sent to this address."""
     try:
         parts = urlsplit(url)
-        _CONNECTIONS[parts.scheme](parts.netloc)  # checks it, and connects later
+        CONNECTIONS[parts.scheme](parts.netloc)  # checks it, and connects later
         host, port = (parts.hostname or "").encode("idna"), parts.port
     except (LookupError, ValueError, HTTPException):  # a port that is no number, a space, ...
         return False

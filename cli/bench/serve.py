@@ -36,7 +36,8 @@ class LoadOptions(opt.QuestionOptions):
     server_model: Annotated[str | None, Flag(
         "The model to ask for. [default: left to the server]", "NAME")] = None
     api_key: Annotated[str | None, Flag(
-        "What the servers ask for. [env: OPENAI_API_KEY]", "KEY", variable="OPENAI_API_KEY")] = None
+        "What the servers ask for; all of them get it. [env: REDRAFTER_API_KEY]", "KEY",
+        variable="REDRAFTER_API_KEY")] = None
     # fmt: on
 
     def servers(self) -> list[Server]:

@@ -92,7 +92,7 @@ class CostModel:
     chain_overhead: float
     tree_overhead: float
     spread: float
-    assumed_rows: frozenset[int] = frozenset()
+    assumed_rows: tuple[int, ...] = ()
 
     @property
     def assumed(self) -> bool:
@@ -182,9 +182,9 @@ def cost_model(
     calls, draft = measured("call"), measured("draft")
     short = {rows: s for (rows, at), s in calls.items() if at == SHORT_CONTEXT}
     long = {rows: s for (rows, at), s in calls.items() if at == LONG_CONTEXT}
-    assumed = frozenset[int]()
+    assumed: tuple[int, ...] = ()
     if not timings.complete:
-        assumed = frozenset(FEW_ROWS) - short.keys()
+        assumed = tuple(rows for rows in FEW_ROWS if rows not in short)
         ratios = zip(FEW_ROWS, _CALL.get(backend, _CALL["cuda"]), strict=True)
         short = {rows: unit * ratio for rows, ratio in ratios} | short
         # Unmeasured drafting is scaled like measured drafting, relative to the assumed ratios.
