@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -86,7 +85,7 @@ def list_all() -> None:
             )
             for model in known
         ]
-    print_table(("NAME", "ON DISK", "SIZE", "FITS", "DRAFTERS", "LICENCE"), rows)
+    print_table(("NAME", "ON DISK", "SIZE", "FITS", "DRAFTERS", "LICENSE"), rows)
 
 
 @opt.with_options
@@ -111,14 +110,20 @@ def drafters(name: Name, as_json: opt.Json = False) -> None:
     if missing is not None:
         raise missing
     if as_json:
-        rows = [{**asdict(one), "path": one.path and str(one.path)} for one in listed]
+        rows = [
+            {
+                "name": one.name, "form": one.form, "license": one.licence, "size": one.size,
+                "path": one.path and str(one.path),
+            }
+            for one in listed
+        ]  # fmt: skip
         print(json.dumps({"model": name, "drafters": rows}))
         return
     if not listed:
         print(f"no drafter is known for {name}; `redrafter-mlx train` trains one")
         return
     print_table(
-        ("NAME", "FORM", "ON DISK", "SIZE", "LICENCE"),
+        ("NAME", "FORM", "ON DISK", "SIZE", "LICENSE"),
         [
             (
                 _from_home(one.name),
@@ -137,7 +142,7 @@ def show(
     name: Name,
     context: Annotated[int, Flag("Tokens that are to fit in memory.", "N", least=1)] = 8192,
 ) -> None:
-    """Show one model: source, licence, size, path, architecture, and whether it fits in memory.
+    """Show one model: source, license, size, path, architecture, and whether it fits in memory.
 
     Of a drafter, its form and its target. Uses no network.
     """
@@ -210,7 +215,7 @@ def _facts(model: ModelStatus) -> dict[str, str | None]:
     return {
         "name": model.name,
         "description": model.description,
-        "licence": model.licence,
+        "license": model.licence,
         "source": model.source,
         "download": _size(model.size),
         "path": str(model.path) if model.path else remedy,

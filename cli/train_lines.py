@@ -17,6 +17,7 @@ from redrafter_mlx.distill.run import TrainingRun
 from redrafter_mlx.distill.training.trainer import Evaluation
 from redrafter_mlx.drafting.installed import own_shelf
 from redrafter_mlx.runtime.paths import free_disk, human_size
+from redrafter_mlx.runtime.words import count
 
 
 def print_plan(console: Console, run: TrainingRun, schedule: Schedule) -> None:
@@ -25,7 +26,8 @@ def print_plan(console: Console, run: TrainingRun, schedule: Schedule) -> None:
     console.print(
         f"plan for {schedule.plan.hours if schedule.plan else 0:g} h: {job.answer_tokens:,} answer "
         f"tokens, {job.training.epochs:g} passes, {job.training.evaluations} evaluations, "
-        f"{job.timed_questions} timed questions; {ends_at(seconds)}, in {duration(seconds)}"
+        f"{count(job.timed_questions, 'timed question')}; {ends_at(seconds)}, in "
+        f"{duration(seconds)}"
     )
 
 
@@ -41,7 +43,7 @@ def print_corpus(corpus: CorpusSize, run: TrainingRun, console: Console, *, plan
     """
     left = describe_left_out(corpus.left_out) or "nothing"
     console.print(
-        f"corpus: {corpus.texts} texts, {corpus.answer_tokens} answer tokens, "
+        f"corpus: {count(corpus.texts, 'text')}, {count(corpus.answer_tokens, 'answer token')}, "
         f"{corpus.read_tokens} tokens read, "
         f"{human_size(corpus.bytes)} in {run.folder}; left out: {left}"
     )

@@ -45,6 +45,7 @@ from redrafter_mlx.distill.training.trainer import Step
 from redrafter_mlx.distributed.group import join_ranks
 from redrafter_mlx.runtime.atomic_write import locked
 from redrafter_mlx.runtime.paths import human_size
+from redrafter_mlx.runtime.words import count
 
 Update = Callable[..., None]
 """Takes the amount that is done, and if known the total and a note."""
@@ -159,7 +160,7 @@ def _write(run: TrainingRun, console: Console, schedule: Schedule | None) -> Cor
         written = now.answer_tokens + sum(block.answer_tokens for block in now.started)
         before = written if before is None else before
         rate = max(0, written - before) / max(time.monotonic() - began, 1e-9)
-        notes = [f"{now.texts} texts", f"{human_size(now.bytes)} on disk", f"{rate:.0f} tok/s"]
+        notes = [count(now.texts, "text"), f"{human_size(now.bytes)} on disk", f"{rate:.0f} tok/s"]
         prompts = sum(block.prompt_tokens for block in now.started if not block.answer_tokens)
         if prompts:
             notes.append(f"{prompts:,} tokens of prompts")

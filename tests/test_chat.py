@@ -196,6 +196,8 @@ def test_quotes_that_are_never_closed_send_nothing() -> None:
         ("/set temperature -1", "temperature is -1"),
         ("/set temperatur 1", "did you mean 'temperature'?"),
         ("/set max_tokens 1.5", "max_tokens is 1.5"),
+        ("/set accept typical", "typical', which needs a temperature above 0"),
+        ("/set accept typical", "leave accept at its default"),
         ("/set draft perhaps", "draft is 'perhaps'"),
         ("/set thinking perhaps", "thinking is 'perhaps'"),
         ("/set stop 'open", "open quotation mark"),
@@ -246,6 +248,7 @@ def test_every_option_can_be_set_and_reset_by_its_name() -> None:
     reset = piped(*lines, *(f"/set {name} default" for name in reversed(values)))
     assert reset.chat.options == reset.chat.defaults
     assert reset.chat.defaults.max_tokens == 1024
+    assert piped("/set max_tokens 1k").chat.options.max_tokens == 1000
     assert piped("/set seed 7", "/set seed none").chat.options.seed is None
 
 

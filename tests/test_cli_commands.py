@@ -407,7 +407,7 @@ def test_a_narrow_terminal_costs_no_column_of_a_list(
     assert main.run(["list"]) == 0
     shown = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
     title, *rows = (line.rstrip() for line in shown.splitlines())
-    assert title.endswith("LICENCE")
+    assert title.endswith("LICENSE")
     assert [row.split()[0] for row in rows] == [*REGISTRY]
     assert rows[0].endswith("apache-2.0")
 

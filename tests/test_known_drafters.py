@@ -129,7 +129,7 @@ def test_drafters_lists_what_is_known_and_what_is_here(
 ) -> None:
     assert main.run(["drafters", "org/tiny-4bit"]) == 0
     title, row = capsys.readouterr().out.splitlines()
-    assert title.split() == ["NAME", "FORM", "ON", "DISK", "SIZE", "LICENCE"]
+    assert title.split() == ["NAME", "FORM", "ON", "DISK", "SIZE", "LICENSE"]
     assert row.split() == [REPO, "ReDrafter", "no", "4", "MB", "unknown"]
     folder = on_disk(tiny)
     assert main.run(["drafters", "org/tiny-4bit", "--json"]) == 0

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from redrafter_mlx.cli.numbers import whole_number
 from redrafter_mlx.cli.options import GENERATION
 from redrafter_mlx.cli.terminal import check_text
 from redrafter_mlx.config import GenerationOptions, refuse_unknown_keys
@@ -255,9 +256,10 @@ def parse_setting(name: str, text: str, defaults: GenerationOptions) -> object:
             raise BadInputError(f"{name} has an open quotation mark: {text}") from None
     if text in _WORDS:
         return _WORDS[text]
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            return kind(text)
+    with contextlib.suppress(ValueError):
+        return whole_number(text)
+    with contextlib.suppress(ValueError):
+        return float(text)
     return text
 
 

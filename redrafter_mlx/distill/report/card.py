@@ -17,6 +17,7 @@ from redrafter_mlx.distill.options import Labels
 from redrafter_mlx.distill.report.markdown import block, code, plain, table
 from redrafter_mlx.distill.report.plots import ACCURACY, LOSS
 from redrafter_mlx.runtime.atomic_write import atomic_write
+from redrafter_mlx.runtime.words import count
 from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights.hub import card_front_matter, hub_repo
 from redrafter_mlx.weights.registry import REGISTRY
@@ -169,7 +170,7 @@ def _made(report: TrainingReport) -> str:
         ("its licence", plain(target.licence or "not named in its files")),
         (
             "corpus",
-            f"{corpus.texts:,} texts, {corpus.answer_tokens:,} answer tokens, "
+            f"{count(corpus.texts, 'text')}, {corpus.answer_tokens:,} answer tokens, "
             f"{corpus.read_tokens:,} tokens read",
         ),
         ("left out", left_out or "nothing"),
