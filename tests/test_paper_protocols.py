@@ -19,6 +19,8 @@ from paper_samples import (  # noqa: F401
 
 from redrafter_mlx.bench.measure.batches import BatchRun, BatchRunner
 from redrafter_mlx.bench.measure.methods import Method
+from redrafter_mlx.bench.papers.published import published
+from redrafter_mlx.bench.papers.report import published_table
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
@@ -169,3 +171,21 @@ def test_a_drafter_knows_the_folder_that_it_was_loaded_from(tmp_path: Path) -> N
     random = tiny_redrafter().drafter
     assert random is not None
     assert random.folder is None
+
+
+@pytest.mark.parametrize(
+    ("table", "keys", "column", "cell"),
+    [
+        ("table3", ("80",), "W 2", "20.45, 1636.00"),
+        ("table3", ("80",), "W 8", "OOM"),
+        ("table3", ("1",), "W 64", "110.64, 110.64"),
+        ("speculators-table2", ("64", "1"), "k 8", "5.76, 5.76"),
+    ],
+)
+def test_a_published_table_of_batches_has_a_column_for_each_width(
+    table: str, keys: tuple[str, ...], column: str, cell: str
+) -> None:
+    """All figures of a cell are shown, equal ones too; what did not fit has one word."""
+    shown = published_table(published(table))
+    (row,) = (row for row in shown.rows if row[: len(keys)] == keys)
+    assert row[shown.columns.index(column)] == cell

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
 from redrafter_mlx.bench.papers.published import Published, Setting, shown
+from redrafter_mlx.bench.show.batch_tables import OUT_OF_MEMORY
 from redrafter_mlx.bench.show.tables import TextTable
 
 
@@ -54,7 +55,7 @@ def published_table(published: Published) -> TextTable:
     lines: dict[tuple[str | float | None, ...], dict[str, str]] = {}
     for row in published.rows:
         keys = zip(published.columns[:at], map(shown, row[:at]), strict=True)
-        figures = dict.fromkeys(map(shown, row[at + 1 :]))  # one OOM for all of a batch's
+        figures = [OUT_OF_MEMORY] if OUT_OF_MEMORY in row else map(shown, row[at + 1 :])
         line = lines.setdefault(row[:at], dict(keys))
         line[f"{published.across} {row[at]}"] = ", ".join(figures)
     notes.append(f"cells: {', '.join(published.columns[at + 1 :])}")
