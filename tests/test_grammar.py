@@ -238,6 +238,11 @@ def test_grammars_penalties_and_neither_in_one_batch_are_each_as_alone(temperatu
             assert [alone[n] for n in order] == list(pool.map(answer, order))
 
 
+A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+B: dict[str, Any] = {"type": "object", "properties": {"b": {"type": "integer"}}}
+ABC: dict[str, Any] = {"type": "object", "properties": {n: {"type": "integer"} for n in "abc"}}
+
+
 @pytest.mark.parametrize(
     ("schema", "named"),
     [
@@ -250,6 +255,8 @@ def test_grammars_penalties_and_neither_in_one_batch_are_each_as_alone(temperatu
         ({"type": {"a": 1}}, "type"),
         ({"enum": [float("nan")]}, "JSON schema"),
         ({"enum": [b"x"]}, "JSON schema"),
+        ({**A, "minProperties": 2}, "0 to 1 properties, not 2"),
+        ({**A, "minProperties": 2, "additionalProperties": True}, "min/maxProperties"),
     ],
 )
 def test_a_schema_that_cannot_be_used_is_refused_by_name(
@@ -271,10 +278,6 @@ def matches(schema: dict[str, Any], text: str) -> bool:
     return "$" in allowed(constraint.masks([0], [-1])[0])
 
 
-A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
-B: dict[str, Any] = {"type": "object", "properties": {"b": {"type": "integer"}}}
-
-
 @pytest.mark.parametrize(
     ("schema", "text", "is_match"),
     [
@@ -290,6 +293,17 @@ B: dict[str, Any] = {"type": "object", "properties": {"b": {"type": "integer"}}}
         ({"$ref": "#/$defs/a", "$defs": {"a": A}}, '{"b": 1}', False),
         ({"anyOf": [A, B]}, '{"b": 1}', True),
         ({"anyOf": [A, B]}, '{"a": 1, "b": 1}', False),
+        # properties that are counted
+        ({**ABC, "minProperties": 2}, '{"a": 1, "c": 1}', True),
+        ({**ABC, "minProperties": 2}, '{"a": 1, "b": 1, "c": 1}', True),
+        ({**ABC, "minProperties": 2}, '{"b": 1}', False),
+        ({**ABC, "minProperties": 2, "required": ["c"]}, '{"b": 1, "c": 1}', True),
+        ({**ABC, "minProperties": 2, "required": ["c"]}, '{"a": 1, "b": 1}', False),
+        ({**ABC, "minProperties": 2, "maxProperties": 2}, '{"a": 1, "c": 1}', True),
+        ({**ABC, "minProperties": 2, "maxProperties": 2}, '{"a": 1, "b": 1, "c": 1}', False),
+        ({**ABC, "maxProperties": 2}, '{}', True),
+        ({**ABC, "maxProperties": 2}, '{"a": 1, "b": 1, "c": 1}', False),
+        ({"type": "array", "items": {**ABC, "minProperties": 2}}, '[{"b": 1}]', False),
         # an object in parts
         ({"allOf": [A, B]}, '{"a": 1, "b": 1}', True),
         ({**A, "anyOf": [B]}, '{"a": 1, "b": 1}', True),
@@ -355,3 +369,61 @@ def test_two_answers_of_one_schema_do_not_meet() -> None:
     first.advance(ids("1")[0])
     assert "-" in allowed(second.masks([0], [-1])[0])
     assert "-" not in allowed(first.masks([0], [-1])[0])
+
+
+ID = {"type": "integer", "minimum": 0, "maximum": 99}
+ENDS_AT_A_COMMA = {
+    "type": "object",
+    "properties": {"id": ID},
+    "required": ["id"],
+    "additionalProperties": False,
+    "patternProperties": {"^id$": ID},
+}
+"""After a comma, white space may follow, and then nothing: the one name is there already."""
+
+
+def outcome(**options: Any) -> tuple[str, str]:
+    """Return the text of an answer, and its finish reason or its error."""
+    text, end = "", byte_tokenizer().eos_token_id
+    bias = {ids(",")[0]: 9.0, ids(" ")[0]: -20.0, end: 6.0}
+    constraint = grammars().json_schema(ENDS_AT_A_COMMA)
+    try:
+        for response in model().stream(
+            PROMPT, constraint=constraint, max_tokens=60, logit_bias=bias, **options
+        ):
+            text += response.text
+        assert response.finish_reason is not None
+        return text, response.finish_reason
+    except BadInputError as error:
+        return text, str(error)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_dead_end_is_the_same_error_with_drafts_and_without(seed: int) -> None:
+    wanted = outcome(draft=False, temperature=1.0, seed=seed)
+    assert wanted[1] != "stop" or json.loads(wanted[0])
+    for shape in ({}, {"beam_width": 1, "beam_length": 5}, {"beam_width": 3, "beam_length": 4}):
+        got = outcome(temperature=1.0, seed=seed, **shape)
+        assert got[1] != "stop" or json.loads(got[0])
+        assert (got[0], "cannot be continued" in got[1]) == (
+            wanted[0], "cannot be continued" in wanted[1]
+        )  # fmt: skip
+
+
+def test_a_grammar_has_ended_only_where_the_text_may_end() -> None:
+    constraint = grammars().json_schema(ENDS_AT_A_COMMA)
+    for token in ids('{"id": 1,\n' + " " * 20):
+        constraint.advance(token)
+        assert not constraint.ended
+    with pytest.raises(BadInputError, match="no token of this model can follow"):
+        constraint.masks([0], [-1])
+    assert not constraint.ended
+
+
+def test_a_dead_end_among_drafts_does_not_offer_the_end_of_the_text() -> None:
+    constraint, end = grammars().json_schema(ENDS_AT_A_COMMA), byte_tokenizer().eos_token_id
+    for token in ids('{"id": 1,\n' + " " * 19):
+        constraint.advance(token)
+    mask = constraint.masks([0, ids(" ")[0]], [-1, 0])[1]
+    assert mask.any()
+    assert not mask.view(np.uint32)[end // 32] >> (end % 32) & 1

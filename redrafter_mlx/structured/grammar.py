@@ -19,9 +19,12 @@ from llguidance.numpy import fill_next_token_bitmask
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerFast
 
-from redrafter_mlx.decoding.constraint import Masks, mask_words
+from redrafter_mlx.decoding.constraint import WORD, Masks, mask_words
 from redrafter_mlx.errors import BadInputError, UnsupportedModelError
 from redrafter_mlx.structured.json_schema import json_term, reason
+
+_DEAD_END = "NoExtensionBias"
+"""llguidance's error where no token can follow."""
 
 
 class GrammarConstraint:
@@ -32,6 +35,10 @@ class GrammarConstraint:
         self._begin, self._text = matcher.deep_copy(), list[int]()
         self._vocab_size = vocab_size
         self._words = mask_words(vocabulary.vocab_size)  # the tokenizer may have more tokens
+        # At a dead end: `advance` refuses each of these tokens. The end of the text would be taken.
+        self._refused = np.full(self._words, -1, np.int32)
+        for token in self._eos:
+            self._refused.view(np.uint32)[token // WORD] &= ~np.uint32(1 << token % WORD)
 
     def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> Masks:
         """Return [N, ceil(V / 32)]: the tokens that may follow each node's path."""
@@ -40,7 +47,7 @@ class GrammarConstraint:
             masks = self._copied(tokens, parents)
         if not masks[0].any():
             raise self._stuck()
-        masks[~masks.any(axis=1)] = -1  # a dead end: `advance` refuses any token chosen there
+        masks[~masks.any(axis=1)] = self._refused
         return masks[:, : mask_words(self._vocab_size)]
 
     def _walked(self, tokens: Sequence[int], parents: Sequence[int]) -> Masks:
@@ -79,8 +86,10 @@ class GrammarConstraint:
             if parent in at and tokens[node] not in self._eos:
                 matcher = at[parent].deep_copy()
                 if matcher.consume_token(tokens[node]):
-                    at[node] = matcher
-                    fill_next_token_bitmask(matcher.deep_copy(), masks, node)
+                    at[node], filled = matcher, matcher.deep_copy()
+                    fill_next_token_bitmask(filled, masks, node)
+                    if filled.is_error():  # then the mask has the end of the text alone
+                        masks[node] = self._refused
         return masks
 
     def forced(self) -> Sequence[int]:
@@ -96,11 +105,13 @@ class GrammarConstraint:
     @property
     def ended(self) -> bool:
         """Whether only the end of the text can follow."""
-        return self._matcher.is_stopped() and not self._matcher.is_error()
+        return self._matcher.is_stopped() and self._matcher.is_accepting()
 
     def _stuck(self) -> BadInputError:
-        error = self._matcher.get_error() or "no token of this model can follow"
-        return BadInputError(f"the grammar cannot be continued: {reason(error)}")
+        error = reason(self._matcher.get_error())
+        if error in ("", _DEAD_END):
+            error = "no token of this model can follow"
+        return BadInputError(f"the grammar cannot be continued: {error}")
 
 
 class Grammars:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -30,6 +32,9 @@ UNUSABLE = "the JSON schema cannot be used"
 _MOST_REFERENCES = 256
 """llguidance follows a chain of references on its stack, which is full after 750 on Linux."""
 
+_MOST_SETS = 256
+"""Maximum number of sets of properties, each a grammar of its own."""
+
 _MOST_CHARACTERS = 1000
 """Maximum length of a format or pattern that is tried, and remembered."""
 
@@ -43,6 +48,7 @@ def json_term(schema: Mapping[str, object], *, lenient: bool = False) -> str:
     - `oneOf` is read as `anyOf`: the output may match two of its schemas.
     - An object has only its `properties`, unless `additionalProperties` is given, it requires
       others, or the schema describes an object in several parts, each with properties of its own.
+    - Properties are counted where only those listed may be there.
     - An unknown `format` is ignored, and so is a keyword whose value is null.
     - Another rule that llguidance does not support is an error; with `lenient` it is ignored, and
       the output may break it.
@@ -59,10 +65,48 @@ def json_term(schema: Mapping[str, object], *, lenient: bool = False) -> str:
             for one in schemas:
                 if _names_its_properties(one):
                     one.setdefault("additionalProperties", False)
+        for one in schemas:
+            _count_properties(one, lenient)
         text = json.dumps({**copied, "x-guidance": options})
     except (ValueError, TypeError, RecursionError) as error:
         raise BadInputError(f"{UNUSABLE}: {error}") from error
     return f"%json {text}"
+
+
+def _count_properties(schema: Json, lenient: bool) -> None:
+    """Write `minProperties` and `maxProperties` as the sets of properties that an object may have.
+
+    llguidance counts to two and more only if all the listed properties are required. With others
+    beside those listed, or with very many sets, that stays its error, or ignored with `lenient`.
+    """
+    named, given, parts = (schema.get(key, []) for key in ("properties", "required", "allOf"))
+    if not isinstance(named, dict) or not isinstance(given, list) or not isinstance(parts, list):
+        return
+    low, high = schema.get("minProperties", 0), schema.get("maxProperties", len(named))
+    required = [name for name in named if name in given]
+    optional = [name for name in named if name not in given]
+    if not optional or not isinstance(low, int) or not isinstance(high, int):
+        return
+    least, most = max(low - len(required), 0), min(high - len(required), len(optional))
+    closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    if most == len(optional) and least <= (1 if closed else 0):  # llguidance counts to one
+        return
+    sizes = range(least, (least if most == len(optional) else most) + 1)
+    if closed and least > most:
+        raise ValueError(f"it has {len(required)} to {len(named)} properties, not {low} to {high}")
+    if not closed or sum(math.comb(len(optional), size) for size in sizes) > _MOST_SETS:
+        if lenient:
+            schema.pop("minProperties", None)
+            schema.pop("maxProperties", None)
+        return
+    sets: list[Json] = []
+    for chosen in itertools.chain(*(itertools.combinations(optional, size) for size in sizes)):
+        absent = [name for name in optional if name not in chosen and most < len(optional)]
+        one = {"required": [*required, *chosen], "properties": dict.fromkeys(absent, False)}
+        sets.append(one)
+    schema.pop("minProperties", None)
+    schema.pop("maxProperties", None)
+    schema["allOf"] = [*parts, {"anyOf": sets}]
 
 
 def _names_its_properties(schema: Json) -> bool:
