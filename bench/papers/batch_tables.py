@@ -40,7 +40,10 @@ def batch_table(layout: Layout, evidence: Evidence, known: Sequence[Record]) -> 
         ({"prompt tokens": length, **settings_of(row.method)}, partial(cell, length, row))
         for length, row in evidence.batches
     ]
-    return paper_table(layout, lines, known)
+    large = any(row.out_of_memory for _, row in evidence.batches)
+    return paper_table(
+        layout, lines, known, f"{OUT_OF_MEMORY}: does not fit in memory" if large else ""
+    )
 
 
 def _milliseconds(row: BatchRow) -> float | None:

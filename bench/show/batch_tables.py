@@ -56,5 +56,5 @@ def batch_table(rows: Sequence[BatchRow]) -> TextTable:
     note = (
         "batch: requests at once; first token: when each of them has it and the clock starts; "
         "over plain: over our own batches without drafts"
-    )
+    ) + ("; OOM: does not fit in memory" if any(row.out_of_memory for row in rows) else "")
     return TextTable.of("Requests at once", lines, note)
