@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 from tiny import byte_tokenizer, plain_tokens, random_drafter, random_model
+from weights_samples import F32, Q4_1, gguf_metadata, gguf_tensors, llama_model, write_gguf
 
 from redrafter_mlx.cli import main
 from redrafter_mlx.drafting.checkpoint import save_drafter
+from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading import load as loading
 from redrafter_mlx.loading.load import load
 from redrafter_mlx.loading.target import LoadedTarget
@@ -169,6 +171,35 @@ def test_a_drafter_has_the_bits_of_its_target_unless_others_are_asked_for(
     assert stored_bits(redrafter.drafter.module) == stored
     wanted = plain_tokens(random_model(), ASKED, 9)
     assert redrafter.generate(ASKED, max_tokens=9).token_ids == wanted
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "asked", "quantize"),
+    [(Q4_1, 4, None, 4), (Q4_1, 8, None, None), (F32, 4, None, 4), (F32, None, None, None),
+     (F32, 4, 16, None), (Q4_1, 8, 8, 8)],
+)  # fmt: skip
+def test_a_draft_model_that_is_quantised_already_keeps_its_bits_unless_others_are_asked_for(
+    tiny: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: int,
+    bits: int | None,
+    asked: int | None,
+    quantize: int | None,
+) -> None:
+    source = TargetSource("org/tiny-4bit", tiny, "sha256:t", "llama", "float32", bits, None)
+    target = LoadedTarget(random_model(), byte_tokenizer(), source)
+    monkeypatch.setattr(loading, "load_target", lambda *_, **__: target)
+    loaded: list[int | None] = []
+
+    def load_draft(*_: object, quantize: int | None, **__: object) -> None:
+        loaded.append(quantize)
+        raise BadInputError("enough")
+
+    monkeypatch.setattr("redrafter_mlx.loading.drafter.load_target", load_draft)
+    file = write_gguf(tiny / "draft.gguf", gguf_metadata(), gguf_tensors(llama_model(), kind))
+    with pytest.raises(BadInputError, match="enough"):
+        load("org/tiny-4bit", drafter=file, drafter_bits=asked)
+    assert loaded == [quantize]
 
 
 def test_show_describes_a_drafter_by_its_form_size_and_target(

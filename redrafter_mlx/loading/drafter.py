@@ -191,7 +191,8 @@ def _open(
         path = resolve(name, offline=offline, progress=progress, check_listed=check_repository).path
         if not (path.is_dir() and holds_drafter(path)):
             stored = None if asked else stored_model(path)
-            quantize = None if stored is not None and stored.bits is not None else bits
+            kept = stored is not None and stored.bits not in (None, bits)
+            quantize = None if kept else bits
             draft = load_target(name, quantize=quantize, offline=offline, progress=progress)
             return _language_model(draft)
     return DrafterFolder(path, target.name, target.fingerprint, bits, asked is not None)
