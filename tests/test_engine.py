@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
+import pickle
 import statistics
 import subprocess
 import sys
@@ -1123,6 +1125,78 @@ def test_a_process_may_end_in_the_midst_of_an_answer() -> None:
         [sys.executable, "-c", _LEFT_OPEN, here], capture_output=True, timeout=60
     )
     assert ended.returncode == 7, ended.stderr.decode()
+
+
+_IN_A_DAEMON = """
+import asyncio, sys, threading, time
+sys.path.insert(0, sys.argv[1])
+from tiny import byte_model, byte_tokenizer
+from redrafter_mlx.engine.engine import Redrafter
+model = Redrafter(byte_model(seed=1, max_position_embeddings=10**6), byte_tokenizer(), None)
+begun, prompt = threading.Event(), [1, 2, 3]
+
+def stream():
+    for _ in model.stream(prompt, max_tokens=10**5):
+        begun.set()
+
+def again_and_again():
+    while True:
+        model.generate(prompt, max_tokens=4)
+        begun.set()
+
+def batch():
+    for _ in model.batch([prompt, prompt], max_tokens=10**5):
+        begun.set()
+
+def asynchronously():
+    async def answer():
+        async for _ in model.astream(prompt, max_tokens=10**5):
+            begun.set()
+    asyncio.run(answer())
+
+threading.Thread(target=globals()[sys.argv[2]], daemon=True).start()
+begun.wait()
+time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("door", ["stream", "again_and_again", "batch", "asynchronously"])
+def test_a_daemon_thread_that_answers_at_the_end_of_the_process_ends_without_a_word(
+    door: str,
+) -> None:
+    here = str(__file__).rsplit("/", 1)[0]
+    command = [sys.executable, "-c", _IN_A_DAEMON, here, door]
+    ended = subprocess.run(command, capture_output=True, timeout=120)
+    assert (ended.returncode, ended.stderr.decode()) == (0, "")
+
+
+def test_a_model_that_was_closed_is_an_error_in_a_daemon_thread_too(model: nn.Module) -> None:
+    """Only the end of the process is quiet."""
+    redrafter, errors = make(model, None), list[Exception]()
+
+    def answer() -> None:
+        try:
+            redrafter.generate([1, 2, 3], max_tokens=ENDLESS)
+        except EngineFailedError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    wait_for(lambda: redrafter.status.running == 1)
+    redrafter.close()
+    thread.join(30)
+    assert len(errors) == 1
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [pickle.dumps, copy.copy, copy.deepcopy, lambda model: pickle.dumps(model.session())],
+)
+def test_a_model_is_neither_pickled_nor_copied(
+    model: nn.Module, attempt: Callable[[Redrafter], object]
+) -> None:
+    with pytest.raises(BadInputError, match="load it in each process"):
+        attempt(make(model, None))
 
 
 def test_a_shape_that_a_static_tree_does_not_have_is_refused_at_once(model: nn.Module) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, contextmanager
 from queue import Empty, SimpleQueue
 from typing import TypeAlias, TypeVar
 
@@ -108,7 +108,7 @@ class ComputeThread:
         def once() -> Generator[_T, None, None]:
             yield task()
 
-        with closing(self.iterate(once(), interrupted)) as results:
+        with quiet_at_exit(), closing(self.iterate(once(), interrupted)) as results:
             return next(results)
 
     def iterate(
@@ -183,6 +183,22 @@ class ComputeThread:
                     rounds = {work: None for work in rounds if work()}
         finally:
             mx.clear_streams()  # or the process may abort when it ends
+
+
+@contextmanager
+def quiet_at_exit() -> Iterator[None]:
+    """End a daemon thread that still waits for an engine when the interpreter exits.
+
+    Engines are closed then, after all other threads have ended. Threading reports every error that
+    ends a thread but SystemExit.
+    """
+    try:
+        yield
+    except EngineFailedError:
+        exits = not threading.main_thread().is_alive()
+        if exits and threading.current_thread().daemon:
+            raise SystemExit from None
+        raise
 
 
 def thread_is_gone() -> EngineFailedError:

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 from functools import cached_property
 from pathlib import Path
 from types import NoneType
+from typing import NoReturn
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -279,6 +280,13 @@ class Redrafter:
         chosen = self.chosen_options(options, overrides)
         requests = [self._request(prompt, chosen, raw) for prompt in prompts]
         return responses(self._worker, self._answer, requests)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied."""
+        raise BadInputError(
+            "a model is neither pickled nor copied: it has a thread and a device's memory; load it "
+            "in each process, and share one object between threads"
+        )
 
     def session(self, system: str | None = None) -> Session:
         """Return a conversation that keeps its KV cache from turn to turn."""

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from queue import SimpleQueue
 
-from redrafter_mlx.engine.compute_thread import CHECK_SECONDS, thread_is_gone
+from redrafter_mlx.engine.compute_thread import CHECK_SECONDS, quiet_at_exit, thread_is_gone
 from redrafter_mlx.engine.request import Answer, Event, Request, Tell
 from redrafter_mlx.engine.worker import Worker
 from redrafter_mlx.response import Response
@@ -34,20 +34,21 @@ def responses(
         return lambda event: events.put((i, event))
 
     try:
-        for i, request in enumerate(requests):
-            answers.append(make(request, tell_of(i)))
-            worker.submit(answers[-1])  # an interrupt in it leaves one that is cancelled below
-            submitted += 1
-        while ended < submitted:
-            if worker.waits_for_caller:
-                raise called_by_itself()
-            i, event = worker.thread.next_from(events)
-            if isinstance(event, Response):
-                yield i, event
-            else:
-                ended += 1
-                if event is not None:
-                    raise event
+        with quiet_at_exit():
+            for i, request in enumerate(requests):
+                answers.append(make(request, tell_of(i)))
+                worker.submit(answers[-1])  # an interrupt in it leaves one that is cancelled below
+                submitted += 1
+            while ended < submitted:
+                if worker.waits_for_caller:
+                    raise called_by_itself()
+                i, event = worker.thread.next_from(events)
+                if isinstance(event, Response):
+                    yield i, event
+                else:
+                    ended += 1
+                    if event is not None:
+                        raise event
     finally:
         for answer in answers:
             answer.cancel()
@@ -65,18 +66,19 @@ async def aresponses(
         loop.call_soon_threadsafe(events.put_nowait, event)
 
     answer = make(request, tell)
-    worker.submit(answer)
-    with _watched(worker, tell):
-        try:
-            while isinstance(event := await events.get(), Response):
-                yield event
-        except BaseException:  # cancelled or closed
-            answer.cancel()
-            while isinstance(await events.get(), Response):
-                pass
-            raise
-    if event is not None:
-        raise event
+    with quiet_at_exit():
+        worker.submit(answer)
+        with _watched(worker, tell):
+            try:
+                while isinstance(event := await events.get(), Response):
+                    yield event
+            except BaseException:  # cancelled or closed
+                answer.cancel()
+                while isinstance(await events.get(), Response):
+                    pass
+                raise
+        if event is not None:
+            raise event
 
 
 @contextlib.contextmanager
