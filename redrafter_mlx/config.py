@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 from redrafter_mlx.errors import BadInputError, meant
+from redrafter_mlx.runtime.plain import make_plain
 
 DType = Literal["auto", "float16", "bfloat16", "float32"]
 """Arithmetic of the target: `auto` is as stored on a GPU and float32 on a CPU."""
@@ -49,6 +50,7 @@ class BeamShape:
     max_nodes: int | None = None
 
     def __post_init__(self) -> None:
+        make_plain(self)
         check_int("beam_width", self.width, 1, MAX_BEAM_WIDTH)
         check_int("beam_length", self.length, 1, MAX_BEAM_LENGTH)
         if self.max_nodes is not None:
@@ -93,6 +95,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
+        make_plain(self)
         check_number("temperature", self.temperature, low=0.0, high=MOST_TEMPERATURE)
         if self.temperature < LEAST_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
@@ -170,6 +173,7 @@ class GenerationOptions(SamplingParams):
     thinking: bool | None = None
 
     def __post_init__(self) -> None:
+        make_plain(self)
         given: object = self.stop
         if not isinstance(given, (str, list, tuple)):
             raise BadInputError(f"stop is {given!r}; give a string or a list of strings")

@@ -22,6 +22,7 @@ import redrafter_mlx
 from redrafter_mlx.config import AcceptMethod, GenerationOptions
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.prompt import prompt_tokens
 from redrafter_mlx.engine.session import Session
 from redrafter_mlx.errors import BadInputError, EngineFailedError, MismatchError
@@ -223,17 +224,48 @@ def test_text_with_a_token_that_the_model_lacks_is_refused() -> None:
         prompt_tokens(byte_tokenizer(), "xyz", raw=True, vocab_size=50)
 
 
-def test_token_ids_may_be_numpys(redrafter: Redrafter) -> None:
-    want = redrafter.generate(PROMPT, max_tokens=5).token_ids
-    prompt = list(np.array(PROMPT, np.int64))
-    assert redrafter.generate(prompt, max_tokens=5).token_ids == want
+@pytest.mark.parametrize("array", [np.array, mx.array])
+def test_prompts_and_options_may_be_arrays(redrafter: Redrafter, array: Callable) -> None:
+    """As other libraries give them: scalars and arrays of NumPy's and MLX's."""
+    numbers = {
+        "max_tokens": 12, "seed": 3, "temperature": 0.75, "top_p": 0.5, "top_k": 20,
+        "beam_width": 2, "beam_length": 3,
+    }  # fmt: skip
+    given = {name: array(value) for name, value in numbers.items()}
+    given |= {"draft": array(True), "logit_bias": {7: array(2.5)}}
+    numbers |= {"draft": True, "logit_bias": {7: 2.5}}
+    want = redrafter.generate(PROMPT, **numbers).token_ids
+    for prompt in (array(PROMPT), array([PROMPT]), [array(token) for token in PROMPT]):
+        assert redrafter.generate(prompt, **given).token_ids == want
+        assert [r.token for r in redrafter.stream(prompt, **given)] == want
+        assert redrafter.encode(prompt) == PROMPT
+    answers: list[list[int]] = [[], []]
+    for i, response in redrafter.batch(array([PROMPT, PROMPT]), **given):
+        answers[i].append(response.token)
+    assert answers == [want, want]
+    pair = redrafter.model, redrafter.tokenizer
+    ours = redrafter_mlx.stream_generate(*pair, array(PROMPT), options=GenerationOptions(**given))
+    assert [r.token for r in ours] == want
+    turn = [r.token for r in redrafter.session().stream("Hi", **given)]
+    assert turn == [r.token for r in redrafter.session().stream("Hi", **numbers)]
+    assert EngineOptions(max_batch=array(2)) == EngineOptions(max_batch=2)
+
+
+@pytest.mark.parametrize("scalar", [np.float32, np.float64, np.float16])
+def test_a_float_of_any_size_is_a_number(scalar: Callable) -> None:
+    options = GenerationOptions(
+        temperature=scalar(0.5), seed=np.uint64(2**63), max_tokens=np.int8(9)
+    )
+    assert options == GenerationOptions(temperature=0.5, seed=2**63, max_tokens=9)
+    assert [type(getattr(options, n)) for n in ("temperature", "seed")] == [float, int]
 
 
 @pytest.mark.parametrize(
     "prompt",
     [[], [258], [-1], [1.5], [True], "", None, 5, {"role": "user", "content": "hi"}, iter([1, 2]),
-     mx.array([1, 2]), np.array([1, 2]), b"hi", bytearray(b"hi"), memoryview(b"hi"), {1, 2},
-     [[1, 2]], ["hi"], "\ud800", [1, {"role": "user", "content": "hi"}]],
+     mx.array([[1], [2]]), np.array([1.5]), np.array(1), mx.array([]), np.array([[True]]), b"hi",
+     bytearray(b"hi"), memoryview(b"hi"), {1, 2}, [[1, 2]], ["hi"], "\ud800",
+     [1, {"role": "user", "content": "hi"}]],
 )  # fmt: skip
 @pytest.mark.parametrize("raw", [False, True])
 def test_bad_prompts_are_refused_at_once(redrafter: Redrafter, prompt: object, raw: bool) -> None:
@@ -280,6 +312,35 @@ def test_stream_generate_serves_those_who_hold_an_mlx_lm_pair(model: nn.Module) 
             model, byte_tokenizer(), given, drafter=drafter, max_tokens=20
         )
         assert [r.token for r in ours] == theirs
+
+
+def test_stream_generate_takes_mlx_lms_draft_model(model: nn.Module) -> None:
+    seen: list[tuple[int, int]] = []
+    given = {"draft_model": model, "num_draft_tokens": 3, "max_tokens": 20}
+    theirs = [r.token for r in mlx_lm_stream(model, byte_tokenizer(), "Hello", **given)]
+    ours = [
+        *redrafter_mlx.stream_generate(
+            model, byte_tokenizer(), "Hello", **given,
+            prompt_progress_callback=lambda *read: seen.append(read),
+        )
+    ]  # fmt: skip
+    assert [r.token for r in ours] == theirs
+    assert ours[-1].tokens_per_step > 2.5
+    assert seen[-1] == (5, 5)
+    with pytest.raises(BadInputError, match="two drafters"):
+        redrafter_mlx.stream_generate(model, byte_tokenizer(), "Hello", drafter="lookup", **given)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("sampler", "temperature"), ("logits_processors", "logit_bias"), ("max_kv_size", "memory"),
+     ("prompt_cache", "Redrafter"), ("prefill_step_size", "leave it out"), ("kv_bits", "leave")],
+)  # fmt: skip
+def test_another_keyword_of_mlx_lms_is_refused_with_what_to_give_instead(
+    model: nn.Module, name: str, instead: str
+) -> None:
+    with pytest.raises(BadInputError, match=f"no {name} here; .*{instead}"):
+        redrafter_mlx.stream_generate(model, byte_tokenizer(), "Hello", **{name: 1})
 
 
 def test_warming_up_leaves_answers_as_they_are(redrafter: Redrafter) -> None:

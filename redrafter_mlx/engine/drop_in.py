@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import cast
 
-import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
 
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.decoding.constraint import Constraint
+from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.prompt import Prompt
+from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.response import Response
+from redrafter_mlx.runtime.plain import plain
+
+_INSTEAD = {
+    "sampler": "give temperature, top_p, top_k and min_p",
+    "logits_processors": "give repetition_penalty, logit_bias, or a constraint",
+    "prompt_cache": "keep one `Redrafter`, which keeps the caches of earlier texts",
+    "max_kv_size": "caches are not cut; `EngineOptions(memory_bytes=...)` limits a `Redrafter`",
+    "prefill_step_size": "leave it out: a prompt is read in chunks of about 2,048 tokens",
+    "kv_bits": "leave it out: caches are not quantised",
+    "kv_group_size": "leave it out: caches are not quantised",
+    "quantized_kv_start": "leave it out: caches are not quantised",
+    "input_embeddings": "give text or token ids",
+    "stream": "leave it out: the engine has a thread and a stream of its own",
+}
+"""What to do about mlx-lm's other keywords."""
 
 
 def stream_generate(
     model: nn.Module,
     tokenizer: TokenizerWrapper | PreTrainedTokenizerBase,
-    prompt: str | Sequence[int] | mx.array,
+    prompt: Prompt,
     *,
     drafter: Bindable | str | Path | None = None,
+    draft_model: nn.Module | None = None,
+    num_draft_tokens: int | None = None,
+    prompt_progress_callback: Callable[[int, int], None] | None = None,
     options: GenerationOptions | None = None,
     constraint: Constraint | None = None,
     **overrides: object,
@@ -35,13 +53,30 @@ def stream_generate(
     `Redrafter(model, tokenizer, drafter)`.
 
     Args:
-      prompt: text (used as it is, as in mlx-lm) or token ids
+      prompt: text (used as it is, as in mlx-lm) or token ids, as a list or an array
       drafter: a drafter, the path of its folder, or "lookup"; None decodes plainly
+      draft_model: as in mlx-lm: a smaller mlx-lm model with the same tokenizer, as the drafter
+      num_draft_tokens: as in mlx-lm: drafts of one beam in every step; None chooses the shape
+      prompt_progress_callback: as in mlx-lm, in the engine's thread
       options: see GenerationOptions; `overrides` are its fields by name
       constraint: the grammar of this answer, made for it alone
+    Raises:
+      BadInputError: for unusable options, and mlx-lm's other keywords, with what to give instead
     """
-    redrafter = Redrafter(model, tokenizer, drafter)
-    given = cast("Prompt", prompt.reshape(-1).tolist() if isinstance(prompt, mx.array) else prompt)
+    for name in overrides:
+        if name in _INSTEAD:
+            raise BadInputError(f"stream_generate takes no {name} here; {_INSTEAD[name]}")
+    wrapped = tokenizer if isinstance(tokenizer, TokenizerWrapper) else TokenizerWrapper(tokenizer)
+    if draft_model is not None:
+        if drafter is not None:
+            raise BadInputError("drafter and draft_model are two drafters; give one of them")
+        drafter = DraftModel(draft_model, wrapped)
+    drafts = plain(num_draft_tokens)
+    if isinstance(drafts, int) and drafter is not None:  # mlx-lm, too, ignores it without a model
+        overrides = {"beam_width": 1, "beam_length": drafts + 1, **overrides}
+    redrafter = Redrafter(model, wrapped, drafter)
     chosen = redrafter.chosen_options(options, overrides)
-    ids = redrafter.encode(given, raw=True)
-    return redrafter.stream(ids, options=chosen, constraint=constraint)
+    ids = redrafter.encode(prompt, raw=True)
+    return redrafter.stream(
+        ids, options=chosen, constraint=constraint, on_prefill=prompt_progress_callback
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from redrafter_mlx.config import check_int
+from redrafter_mlx.runtime.plain import make_plain
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class EngineOptions:
     memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
+        make_plain(self)
         check_int("max_batch", self.max_batch, 1, 256)
         if self.prefix_bytes is not None:
             check_int("prefix_bytes", self.prefix_bytes, 0, None)
