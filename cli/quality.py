@@ -76,10 +76,7 @@ def command(
         )
         target = Target(loaded.model)
         source = loaded.source
-        named = {
-            str(folder): DrafterFolder(folder, source.name, source.fingerprint).load(target)
-            for folder in drafters
-        }
+        named = {str(folder): DrafterFolder.of(folder, source).load(target) for folder in drafters}
         prompts = [
             render_chat(loaded.tokenizer, [{"role": "user", "content": q.text}]) for q in chosen
         ]

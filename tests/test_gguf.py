@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 from pathlib import Path
 from typing import ClassVar
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import regex
 from mlx_lm import generate
+from tiny import random_drafter
 from weights_samples import (
     F16,
     F32,
@@ -30,9 +32,20 @@ from weights_samples import (
 )
 
 from redrafter_mlx.config import DType
-from redrafter_mlx.errors import DamagedFileError, RedrafterError, UnsupportedModelError
+from redrafter_mlx.drafting.checkpoint import save_drafter
+from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.installed import list_drafters
+from redrafter_mlx.errors import (
+    DamagedFileError,
+    MismatchError,
+    RedrafterError,
+    UnsupportedModelError,
+)
 from redrafter_mlx.loading.target import LoadedTarget, load_target
+from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import encode_text, render_chat
+from redrafter_mlx.weights.checksum import sha256_of
+from redrafter_mlx.weights.gguf.fingerprint import gguf_fingerprint
 from redrafter_mlx.weights.gguf.header import read_header
 from redrafter_mlx.weights.gguf.load import load_gguf
 
@@ -186,9 +199,62 @@ def test_dtype_asked_for_is_the_dtype_of_the_logits(sample: Path, dtype: DType) 
     assert str(loaded.model(PROMPT).dtype) == f"mlx.core.{dtype}"
 
 
-def test_fingerprint_is_the_checksum_of_the_file(sample: Path) -> None:
-    want = hashlib.sha256(sample.read_bytes()).hexdigest()
-    assert load_target(sample).source.fingerprint == f"sha256:{want}"
+def test_a_fingerprint_is_of_the_contents_and_reads_few_of_them(sample: Path) -> None:
+    """Of the metadata, of every tensor, and of no name or time."""
+    before = load_target(sample).source.fingerprint
+    again = sample.rename(sample.with_name("other.gguf"))
+    os.utime(again, (1, 1))
+    assert load_target(again).source.fingerprint == before
+    found, header = {before}, read_header(again)
+    for tensor in header.tensors.values():
+        data = bytearray(again.read_bytes())
+        data[tensor.start + tensor.nbytes // 2] ^= 1
+        sample.write_bytes(data)
+        found.add(gguf_fingerprint(read_header(sample)))
+    tensors = gguf_tensors(llama_model(), Q4_1)
+    write_gguf(sample, gguf_metadata(general__name="another"), tensors)
+    found.add(gguf_fingerprint(read_header(sample)))
+    assert len(found) == len(header.tensors) + 2
+
+
+def test_a_drafter_that_names_the_checksum_of_a_whole_file_is_found(
+    sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As trained before; a large file's checksum is remembered from then."""
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("redrafter_mlx.weights.checksum._WORTH_REMEMBERING", 1000)
+    whole = sha256_of(sample)
+    target = load_target(sample)
+    assert target.source.earlier_fingerprint == f"sha256:{whole}" != target.source.fingerprint
+    sizes = {"hidden_size": 64, "vocab_size": 267}
+    folders = {
+        name: tmp_path / "cache" / "drafters" / name for name in ("earlier", "new", "other")
+    }  # fmt: skip
+    fingerprints = (f"sha256:{whole}", target.source.fingerprint, "sha256:of another")
+    for folder, fingerprint in zip(folders.values(), fingerprints, strict=True):
+        save_drafter(random_drafter(**sizes, target_fingerprint=fingerprint), folder)
+    listed = {one.name for one in list_drafters(str(sample))}
+    assert listed == {str(folders["earlier"]), str(folders["new"])}
+    bound = Target(target.model)
+    for name in ("earlier", "new"):
+        assert DrafterFolder.of(folders[name], target.source).load(bound).name
+    with pytest.raises(MismatchError, match="of another"):
+        DrafterFolder.of(folders["other"], target.source).load(bound)
+
+
+def test_a_large_file_is_not_read_to_be_hashed(
+    sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("redrafter_mlx.weights.checksum._WORTH_REMEMBERING", 1000)
+    assert load_target(sample).source.earlier_fingerprint is None
+    assert not (tmp_path / "cache" / "checksums").exists()
+    digest = hashlib.sha256(sample.read_bytes()).hexdigest()
+    blob = tmp_path / "models--org--name" / "blobs" / digest  # whose name says it
+    blob.parent.mkdir(parents=True)
+    sample.rename(blob)
+    sample.symlink_to(blob)
+    assert load_target(sample).source.earlier_fingerprint == f"sha256:{digest}"
 
 
 def test_no_cut_of_a_gguf_file_is_taken_for_a_whole_one(sample: Path) -> None:

@@ -48,3 +48,4 @@ def test_the_default_model_finds_its_drafter_by_fingerprint(
     assert folders == [SHELF / "smollm2-135m"]
     assert not damaged
     assert find_drafters("sha256:of another model")[0] == []
+    assert find_drafters("sha256:of another model", None)[0] == []

@@ -348,7 +348,7 @@ def test_hub_that_never_answers_is_given_up_on(
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         _isolate(tmp_path, monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setattr("redrafter_mlx.weights.hub.ANSWER_TIMEOUT", 0.3)
+        monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.3)  # as from the environment
         with pytest.raises(DownloadError, match="redrafter-mlx pull org/repo"):
             resolve("org/repo")
         silent.setblocking(False)

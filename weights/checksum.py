@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 
 from redrafter_mlx.runtime.atomic_write import write_private_text
@@ -24,16 +25,27 @@ _WORTH_REMEMBERING = 16 * _BLOCK
 def sha256_of(path: Path, progress: Progress = no_progress) -> str:
     """Return the SHA-256 of a file in hexadecimal, from the cache if the file has not changed."""
     path = path.resolve()
-    before, note = _state(path), _note(path)
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        remembered = json.loads(note.read_text(encoding="utf-8"))
-        if remembered["state"] == before:
-            return str(remembered["sha256"])
+    before = _state(path)
+    known = _remembered(path, before)
+    if known is not None:
+        return known
     digest = _read(path, progress)
     if before[0] >= _WORTH_REMEMBERING and _state(path) == before:
         with contextlib.suppress(OSError):  # a cache that cannot be written is no error
-            write_private_text(note, json.dumps({"state": before, "sha256": digest}))
+            write_private_text(_note(path), json.dumps({"state": before, "sha256": digest}))
     return digest
+
+
+def known_sha256(path: Path) -> str | None:
+    """Return the SHA-256 of a file if it is known without reading it: cached, or by its name.
+
+    In the Hub's cache, a file's name is its SHA-256 if it is large. A small file is read.
+    """
+    path = path.resolve()
+    if path.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", path.name):
+        return path.name
+    state = _state(path)
+    return sha256_of(path) if state[0] < _WORTH_REMEMBERING else _remembered(path, state)
 
 
 def is_intact(path: Path, sha256: str, size: int, progress: Progress = no_progress) -> bool:
@@ -42,6 +54,14 @@ def is_intact(path: Path, sha256: str, size: int, progress: Progress = no_progre
         return path.stat().st_size == size and sha256_of(path, progress) == sha256
     except OSError:
         return False
+
+
+def _remembered(path: Path, state: list[int]) -> str | None:
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        remembered = json.loads(_note(path).read_text(encoding="utf-8"))
+        if remembered["state"] == state:
+            return str(remembered["sha256"])
+    return None
 
 
 def _read(path: Path, progress: Progress) -> str:

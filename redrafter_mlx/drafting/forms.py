@@ -23,6 +23,7 @@ from redrafter_mlx.drafting.published.medusa import MEDUSA
 from redrafter_mlx.drafting.published.mlp_speculator import MLP_SPECULATOR
 from redrafter_mlx.drafting.recognition import form_of
 from redrafter_mlx.target.model import Target
+from redrafter_mlx.target.source import TargetSource
 
 FORMS: tuple[Form, ...] = (RECURRENT, EAGLE3, EAGLE, MEDUSA, MLP_SPECULATOR)
 """The forms of `recognition.form_of`."""
@@ -32,7 +33,8 @@ FORMS: tuple[Form, ...] = (RECURRENT, EAGLE3, EAGLE, MEDUSA, MLP_SPECULATOR)
 class DrafterFolder:
     """A drafter on disk, which is loaded once its target is known.
 
-    target_name, target_fingerprint: of the target that it will draft for, if known
+    target_name, target_fingerprint, earlier_fingerprint: of the target that it will draft for, if
+      known; see TargetSource
     bits, asked: as in DrafterFiles
     """
 
@@ -41,6 +43,15 @@ class DrafterFolder:
     target_fingerprint: str | None = None
     bits: int | None = None
     asked: bool = True
+    earlier_fingerprint: str | None = None
+
+    @classmethod
+    def of(
+        cls, path: Path, source: TargetSource, bits: int | None = None, asked: bool = True
+    ) -> DrafterFolder:
+        """Return the drafter in a folder for this target; `bits` and `asked` as in DrafterFiles."""
+        known = source.name, source.fingerprint
+        return cls(path, *known, bits, asked, source.earlier_fingerprint)
 
     def bind(self, target: Target, tokenizer: TokenizerWrapper) -> Drafter:
         """Load the drafter, evaluated, in the target's arithmetic; errors as in `Form.load`.
@@ -61,7 +72,8 @@ class DrafterFolder:
         return self._load(open_files(self.path, self.bits, self.asked), target)
 
     def _load(self, files: DrafterFiles, target: Target) -> LevelDrafter:
-        check_trained_for(files.config, self.path, self.target_name, self.target_fingerprint)
+        fingerprints = self.target_fingerprint, self.earlier_fingerprint
+        check_trained_for(files.config, self.path, self.target_name, *fingerprints)
         return find_form(files).load(files, target)
 
 

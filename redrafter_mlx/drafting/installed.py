@@ -13,9 +13,11 @@ from redrafter_mlx.errors import DamagedFileError, ModelNotFoundError, Redrafter
 from redrafter_mlx.runtime.paths import bytes_below, cache_dir
 from redrafter_mlx.runtime.regular_file import read_regular_text
 from redrafter_mlx.weights import SHIPPED_DRAFTERS, Progress, no_progress
-from redrafter_mlx.weights.checksum import sha256_of
+from redrafter_mlx.weights.checksum import known_sha256
 from redrafter_mlx.weights.files.folder import folder_fingerprint, read_headers
 from redrafter_mlx.weights.files.names import WEIGHTS
+from redrafter_mlx.weights.gguf.fingerprint import gguf_fingerprint
+from redrafter_mlx.weights.gguf.header import read_header
 from redrafter_mlx.weights.known_drafters import hub_name, known_drafters
 from redrafter_mlx.weights.registry import REGISTRY
 from redrafter_mlx.weights.resolve import find_local
@@ -55,8 +57,7 @@ def list_drafters(model: str, progress: Progress = no_progress) -> list[ListedDr
 
     Raises ModelNotFoundError for a name that no model can have, and DamagedFileError.
     """
-    fingerprint = _fingerprint_of(model, progress)
-    own = [] if fingerprint is None else find_drafters(fingerprint)[0]
+    own = find_drafters(*_fingerprints_of(model, progress))[0]
     listed = [
         ListedDrafter(str(folder), _form(folder), _licence(folder), bytes_below(folder), folder)
         for folder in own
@@ -69,21 +70,23 @@ def list_drafters(model: str, progress: Progress = no_progress) -> list[ListedDr
     return listed
 
 
-def _fingerprint_of(model: str, progress: Progress) -> str | None:
-    """Return the fingerprint of a model's files, see TargetSource; None if they are not here."""
+def _fingerprints_of(model: str, progress: Progress) -> list[str]:
+    """Return the fingerprints of a model's files, see TargetSource; none if they are not here."""
     entry = REGISTRY.get(model)
     if entry is not None and entry.pinned is not None:
-        return f"sha256:{entry.pinned.sha256}"
+        return [f"sha256:{entry.pinned.sha256}"]
     local = find_local(model, progress=progress)
     if local is None:
-        return None
+        return []
     if local.path.is_file():
-        return f"sha256:{sha256_of(local.path, progress)}"
-    return folder_fingerprint(local.path, read_headers(local.path))
+        whole = known_sha256(local.path)
+        earlier = [] if whole is None else [f"sha256:{whole}"]
+        return [gguf_fingerprint(read_header(local.path)), *earlier]
+    return [folder_fingerprint(local.path, read_headers(local.path))]
 
 
-def find_drafters(fingerprint: str) -> tuple[list[Path], list[RedrafterError]]:
-    """Return the folders of drafters for the target with this fingerprint, the preferred first.
+def find_drafters(*fingerprints: str | None) -> tuple[list[Path], list[RedrafterError]]:
+    """Return the folders of drafters for the target with these fingerprints, the preferred first.
 
     The user's own, in `drafters/` of our cache, come before those shipped with the code in
     `weights/drafters/`. Within each of the two, the most recently written weights come first.
@@ -97,7 +100,7 @@ def find_drafters(fingerprint: str) -> tuple[list[Path], list[RedrafterError]]:
         here = []
         for folder in _inside(shelf, broken):
             try:
-                if _trained_for(folder) == fingerprint:
+                if _trained_for(folder) in {*fingerprints} - {None}:
                     here.append((_written(folder), folder))
             except ModelNotFoundError:
                 continue  # not a drafter

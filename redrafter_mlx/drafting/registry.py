@@ -67,8 +67,8 @@ def find_drafting(
     named, asked = split_lookup(drafter)
     looks_up = looks_up or asked
     if isinstance(named, (str, Path)):
-        name, fingerprint = (source.name, source.fingerprint) if source else (None, None)
-        named = DrafterFolder(Path(named), name, fingerprint)
+        folder = Path(named)
+        named = DrafterFolder(folder) if source is None else DrafterFolder.of(folder, source)
     if named is None:
         return Drafting(None, Lookup() if looks_up else None)
     found = bound(check_drafter(named), target, tokenizer)

@@ -37,6 +37,7 @@ from redrafter_mlx.errors import (
 from redrafter_mlx.loading.supported import check_repository
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.json_file import read_object
+from redrafter_mlx.runtime.plain import plain
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.source import TargetSource
@@ -80,6 +81,7 @@ def parse_drafter(
 
     Raises RedrafterError for a name that is not a drafter's, or a folder that holds no drafter.
     """
+    drafter_bits = cast("int | None", plain(drafter_bits))
     check_drafter_bits(drafter_bits)
     drafter = None if drafter == "none" else drafter
     named, tree = split_tree(drafter) if isinstance(drafter, str) else (drafter, None)
@@ -195,7 +197,7 @@ def _open(
             quantize = None if kept else bits
             draft = load_target(name, quantize=quantize, offline=offline, progress=progress)
             return _language_model(draft)
-    return DrafterFolder(path, target.name, target.fingerprint, bits, asked is not None)
+    return DrafterFolder.of(path, target, bits, asked is not None)
 
 
 def _language_model(draft: LoadedTarget) -> Bindable:
@@ -254,7 +256,7 @@ def _find_trained(loaded: LoadedTarget, wanted: NamedDrafter) -> tuple[Drafter |
     """
     source, mirror = loaded.source, loaded.mirror
     target = Target(loaded.model) if mirror is None else MirroredTarget(loaded.model, mirror)
-    folders, damaged = find_drafters(source.fingerprint)
+    folders, damaged = find_drafters(source.fingerprint, source.earlier_fingerprint)
     broken = [str(error) for error in damaged]
     known = [drafter for drafter in known_drafters(source.name) if drafter.form in loadable_forms()]
     here = [drafter for drafter in known if wanted.auto and find_local(drafter.name)]

@@ -6,6 +6,7 @@ import shlex
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -25,11 +26,12 @@ from redrafter_mlx.errors import (
 )
 from redrafter_mlx.loading.supported import check_repository
 from redrafter_mlx.runtime.device import backend
+from redrafter_mlx.runtime.plain import plain
 from redrafter_mlx.runtime.process import MLX_PROCESS
 from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.source import TargetSource
-from redrafter_mlx.weights import LOG, Progress, no_progress
+from redrafter_mlx.weights import LOG, Progress
 from redrafter_mlx.weights.chat_template import has_chat_template
 from redrafter_mlx.weights.fit.machine import this_machine
 from redrafter_mlx.weights.fit.needs import MOSTLY_EMBEDDING, check_load, stored_model
@@ -81,7 +83,7 @@ def load_target(
         a CPU
       quantize: 4 or 8 bits; a model that is already quantised to that many stays as it is
       offline: use only files on this machine
-      progress: reports downloads and checksums; None logs those that take long
+      progress: reports downloads and their checks; None logs those that take long
       ranks: the ranks that share the target; None keeps all of it in this process
       chat_or: refuses a model without a chat template before its weights are read, with this
         advice; None loads it
@@ -91,6 +93,7 @@ def load_target(
     """
     MLX_PROCESS.check()
     check_choice("dtype", dtype, DType)
+    quantize = cast("int | None", plain(quantize))
     check_quantize(quantize)
     advise = LOG.warning if quantize is None else LOG.debug  # it advises to quantise
     if not weights and find_local(DEFAULT_MODEL if name is None else name) is None:
@@ -107,7 +110,7 @@ def load_target(
         stored = stored_model(local.path) if quantize == 4 else None
         if stored is not None and stored.bits is None and stored.size.mostly_embedding:
             LOG.warning("%s in 4 bits: %s", local.name, MOSTLY_EMBEDDING)
-        return _load(local, dtype, quantize, progress or no_progress, ranks, weights=weights)
+        return _load(local, dtype, quantize, ranks, weights=weights)
     except DamagedFileError as error:
         if local.remedy is None:
             raise
@@ -122,7 +125,6 @@ def _load(
     local: LocalModel,
     dtype: DType,
     quantize: int | None,
-    progress: Progress,
     ranks: Ranks | None,
     *,
     weights: bool,
@@ -130,7 +132,7 @@ def _load(
     if local.path.is_file():
         # Its tensors are read at once; in memory they take at least as much as in the file.
         check_load(local.name, local.path, local.path.stat().st_size, this_machine())
-        raw = load_gguf(local.path, progress)
+        raw = load_gguf(local.path)
     else:
         raw = load_folder(local.path, local.name)
     _check_target(raw, local.path)
@@ -149,6 +151,7 @@ def _load(
         bits=precision.bits,
         licence=local.entry.licence if local.entry else raw.licence,
         context_length=raw.context_length,
+        earlier_fingerprint=raw.earlier_fingerprint,
     )
     mirror = Mirror(ranks, sharing) if ranks and sharing and ranks.leads else None
     return LoadedTarget(raw.model, tokenizer.result(), source, mirror)

@@ -12,13 +12,15 @@ class TargetSource:
 
     name:        as the user gave it
     path:        the file or folder on disk
-    fingerprint: "sha256:..." of a GGUF file; for a folder, of config.json and the safetensors'
-                 names, sizes and headers
+    fingerprint: of a GGUF file see `gguf_fingerprint`; for a folder, "sha256:..." of config.json
+                 and the safetensors' names, sizes and headers
     model_type:  mlx-lm's name of the architecture
     dtype:       the arithmetic, such as "float32"
     bits:        of quantised weights in memory, None if not quantised
     licence:     as the registry or the file states it, None if neither does
     context_length: maximum tokens of prompt and answer together, None if the files state no limit
+    earlier_fingerprint: the one by which older drafters name it, a GGUF file's SHA-256; None if
+                 there was none, or it is not known without reading the file
     """
 
     name: str
@@ -29,3 +31,4 @@ class TargetSource:
     bits: int | None
     licence: str | None
     context_length: int | None = None
+    earlier_fingerprint: str | None = None

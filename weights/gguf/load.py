@@ -20,8 +20,8 @@ from mlx_lm.models import llama
 from mlx_lm.models.rope_utils import Llama3RoPE
 
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
-from redrafter_mlx.weights import Progress, no_progress
-from redrafter_mlx.weights.checksum import sha256_of
+from redrafter_mlx.weights.checksum import known_sha256
+from redrafter_mlx.weights.gguf.fingerprint import gguf_fingerprint
 from redrafter_mlx.weights.gguf.header import BITS, READABLE, GGUFHeader, TensorInfo, read_header
 from redrafter_mlx.weights.gguf.tensors import GROUP_SIZE, read_tensors
 from redrafter_mlx.weights.gguf.tokenizer import tokenizer_from_gguf
@@ -48,8 +48,8 @@ _TENSOR_NAME = re.compile(
 )
 
 
-def load_gguf(path: Path, progress: Progress = no_progress) -> RawModel:
-    """Read a model; `progress` is called while the checksum is computed.
+def load_gguf(path: Path) -> RawModel:
+    """Read a model.
 
     The stored dtype is float32 or bfloat16 if all matrices have that type, else float16.
 
@@ -71,12 +71,13 @@ def load_gguf(path: Path, progress: Progress = no_progress) -> RawModel:
             f"{path} does not hold the tensors of the llama that it describes: {text:.200}"
         ) from error
     matrices = {t.type for t in header.tensors.values() if len(t.shape) == 2}
-    licence = header.metadata.get("general.license")
+    licence, whole = header.metadata.get("general.license"), known_sha256(path)
     return RawModel(
         model,
         partial(tokenizer_from_gguf, header, args.vocab_size),
         model_type=args.model_type,
-        fingerprint=f"sha256:{sha256_of(path, progress)}",
+        fingerprint=gguf_fingerprint(header),
+        earlier_fingerprint=None if whole is None else f"sha256:{whole}",
         context_length=context_length(vars(args)),
         stored=_PLAIN.get(next(iter(matrices)), mx.float16) if len(matrices) == 1 else mx.float16,
         licence=licence if isinstance(licence, str) else None,
