@@ -18,7 +18,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.interface import Bindable, Drafter, Features, Memory, Seen
-from redrafter_mlx.errors import DrafterError, RedrafterError
+from redrafter_mlx.errors import DrafterError, RedrafterError, device_failure
 from redrafter_mlx.speculation.beams import Beams, repaired
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target.model import Target
@@ -131,12 +131,17 @@ class Checked(Drafter, well_formed=True):
 
 @contextmanager
 def _named(drafter: Bindable, method: str) -> Iterator[None]:
-    """Raise a DrafterError that names the drafter for an error of its own code."""
+    """Raise a DrafterError that names the drafter for an error of its own code.
+
+    Not for a failure of the device, which computes for all answers.
+    """
     try:
         yield
     except RedrafterError:
         raise
     except Exception as error:
+        if device_failure(error) is not None:
+            raise
         traceback.clear_frames(error.__traceback__)  # which hold the caches of the step
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise DrafterError(
