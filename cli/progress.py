@@ -12,24 +12,31 @@ from typing import TYPE_CHECKING
 
 from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.runtime.paths import human_size
-from redrafter_mlx.weights import Progress, log_progress, no_progress
+from redrafter_mlx.weights import Progress, log_progress
 
 if TYPE_CHECKING:
     from rich.progress import Task, TaskID
 
 
+_EVERY = 30.0
+"""Seconds between the lines that stand for bars where stderr is no terminal."""
+
+
 @contextmanager
 def progress_bars(
-    activity: str, describe: Callable[[int, int], str] | None = None
+    activity: str,
+    describe: Callable[[int, int], str] | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Progress]:
     """Show bars on stderr below the line `activity` until the end.
 
-    Off a terminal, large downloads and what takes long are logged, and other work goes unreported.
+    Off a terminal, large downloads and what takes long are logged; of other work, there is a line
+    on stderr now and then.
 
     describe: turns the done and total amounts into text; by default they are bytes
     """
     if not sys.stderr.isatty():
-        yield log_progress() if describe is None else no_progress
+        yield log_progress() if describe is None else _occasional_lines(activity, describe, clock)
         return
     from rich import progress as rich
     from rich.console import Console
@@ -64,6 +71,22 @@ def progress_bars(
             bars.update(tasks[label], completed=done, total=total, visible=visible)
 
         yield report
+
+
+def _occasional_lines(
+    activity: str, describe: Callable[[int, int], str], clock: Callable[[], float]
+) -> Progress:
+    """Return a callback that writes a line to stderr at most every _EVERY seconds."""
+    written = clock()
+
+    def report(label: str, done: int, total: int | None) -> None:
+        nonlocal written
+        if clock() - written >= _EVERY and total is not None:
+            written = clock()
+            amount = one_line(f"{activity}: {label}, {describe(done, total)}")
+            print(amount, file=sys.stderr, flush=True)
+
+    return report
 
 
 def describe_percent(done: int, _: int) -> str:
@@ -122,7 +145,7 @@ class Stage:
 
 @contextmanager
 def progress_lines(
-    stage: Stage, write: Callable[[str], object], every: float = 30.0
+    stage: Stage, write: Callable[[str], object], every: float = _EVERY
 ) -> Iterator[None]:
     """Write the stage's line every `every` seconds, from a separate thread."""
     left = threading.Event()

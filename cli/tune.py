@@ -16,7 +16,7 @@ from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.errors import BadInputError, RedrafterError
 from redrafter_mlx.runtime.blas import BLAS
-from redrafter_mlx.runtime.stolen_time import ProcessorTime
+from redrafter_mlx.runtime.busy_machine import BusyMachine
 from redrafter_mlx.weights import Progress, no_progress
 
 if TYPE_CHECKING:
@@ -72,10 +72,10 @@ def command(
     fastest = compare_libraries(loading, again, Terminal.standard().note)
     if fastest is not None and fastest != BLAS.library:
         restart_with(fastest)
-    loaded, began = opt.load_model(loading), ProcessorTime.now()
-    with progress_bars("measuring this machine", describe_percent) as progress:
+    loaded, machine = opt.load_model(loading), BusyMachine.here()
+    with progress_bars("measuring this machine", describe_percent) as progress, machine.watched():
         tuning, expected = measure(loaded, again and fastest is None, progress)
-    if note := began.note():
+    for note in machine.notes():
         Terminal.standard().note(note)
     from redrafter_mlx.cli.tune_advice import describe_advice, training_estimate, ways_to_draft
 
@@ -93,6 +93,7 @@ def command(
             "speedup": rate / expected[PLAIN][1],
             "file": kept,
             "ways": [asdict(way) for way in ways],
+            "notes": machine.notes(),
             "cliffs": [{"rows": r, "jump": j} for r, j in costs.cliffs().items()],
         }
         print(json.dumps(record))

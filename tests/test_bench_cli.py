@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,13 +108,32 @@ def test_a_shape_is_labelled_by_what_chooses_it(
         (["--beam-width", "2"], ["redrafter 2 x auto"], 1),
         (["--beam-length", "3"], ["redrafter auto x 3"], 1),
     ):
-        assert main.run([*QUICK, *ways]) == 0
+        assert main.run([*QUICK, "--warmup", "1", *ways]) == 0
         out = capsys.readouterr().out
         assert all(label in out for label in labels)
         assert "None" not in out
         assert "shapes chosen" in out
         assert len(measured) == times
         measured.clear()
+
+
+def test_without_warm_up_answers_are_those_of_a_machine_that_was_never_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[object] = []
+    monkeypatch.setattr(bench_session, "measure_machine", measured.append)
+    assert main.run([*QUICK, "--warmup", "0"]) == 0
+    assert not measured
+    assert "redrafter (automatic)" in capsys.readouterr().out
+
+
+def test_a_busy_machine_is_named_in_the_table_and_in_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "process_time", lambda: 0.0)  # it got no time at all
+    assert main.run([*QUICK]) == 0
+    assert "busy: this process got 0% of a core" in capsys.readouterr().out
+    assert "got 0% of a core" in str(result(capsys)["notes"])
 
 
 def test_a_run_resumes_with_the_same_draft_model_alone(
@@ -279,7 +299,7 @@ def test_a_finished_run_is_summarised_again_without_decoding(
 
     monkeypatch.setattr(Runner, "run", never)
     assert result(capsys, *SHAPES, "--answers", file)["rows"] == first["rows"]
-    assert not first["notes"]
+    assert not [note for note in first["notes"] if "busy" not in note]  # type: ignore[attr-defined]
     narrower = result(capsys, "--beam-width", "1", "--beam-length", "3", "--answers", file)
     assert len(narrower["rows"]) == 3  # type: ignore[arg-type]
     assert "max_tokens" in refusal(capsys, *SHAPES, "--answers", file, "--max-tokens", "7")

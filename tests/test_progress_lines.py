@@ -100,6 +100,21 @@ def test_off_a_terminal_a_large_download_is_logged_and_counts_are_not(
     assert "downloading x" in caplog.text
 
 
+def test_off_a_terminal_work_that_takes_long_is_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Not one for each question; standard output stays for the result."""
+    now = 100.0
+    with progress_bars("measuring", describe_count, lambda: now) as progress:
+        for done in range(1, 101):
+            now += 1.0
+            progress("answers", done, 100)
+    shown = capsys.readouterr()
+    assert not shown.out
+    lines = shown.err.splitlines()
+    assert lines == [f"measuring: answers, {done} of 100" for done in (30, 60, 90)]
+
+
 def test_a_line_has_what_is_done_and_the_time_to_go() -> None:
     now = 100.0
     stage = Stage("writing", "tokens", 9000, clock=lambda: now)

@@ -30,8 +30,8 @@ from redrafter_mlx.cli.bench.session import (
 from redrafter_mlx.cli.progress import describe_count, progress_bars
 from redrafter_mlx.cli.terminal import INTERRUPTED
 from redrafter_mlx.errors import RedrafterError
+from redrafter_mlx.runtime.busy_machine import BusyMachine
 from redrafter_mlx.runtime.launched import launched_rank
-from redrafter_mlx.runtime.stolen_time import ProcessorTime
 
 _DIFFER = "our tokens are not those of mlx-lm in float32, where they must be; please report it"
 
@@ -68,14 +68,14 @@ def _run(
             file.check(stored, settings, settings)
             done.append(run)
     parts = [plan.split(done) for plan in plans]
-    notes, began = drafter_notes(loading, drafters), ProcessorTime.now()
+    notes, busy = drafter_notes(loading, drafters), BusyMachine.here()
     ended: KeyboardInterrupt | RedrafterError | None = None
     try:
         todo = [method for _, missing in parts for method, _ in missing]
         for name in dict.fromkeys(method.drafter for method in todo if method.automatic):
             measure_machine(drafters[name], max(options.batch_sizes))
         total = sum(plan.size for plan in plans)
-        with progress_bars("measuring batches", describe_count) as progress:
+        with progress_bars("measuring batches", describe_count) as progress, busy.watched():
             for plan, (measured, missing) in zip(plans, parts, strict=True):
                 for new in _measure(plan, measured, missing, alone, together):
                     if file is not None:
@@ -85,7 +85,7 @@ def _run(
         ended = end
         notes += [end_note(end, options)]
     interrupted = isinstance(ended, KeyboardInterrupt)
-    notes += filter(None, [began.note()])
+    notes += busy.notes()
     results, failed = [], isinstance(ended, RedrafterError)
     exact = all(model.exact for model in models)
     for length, plan, (measured, _) in zip(options.prompt_lengths, plans, parts, strict=True):

@@ -90,7 +90,9 @@ class BenchOptions:
     ignore_eos: Annotated[bool, Flag("Answers of exactly --max-tokens tokens.", panel=_ASK)] = False
     repeats: Annotated[int, Flag(
         "Answers to each question by each method.", "N", names=("--repeats", "-r"))] = 3
-    warmup: Annotated[int, Flag("Answers by each method before timing.", "N")] = 1
+    warmup: Annotated[int, Flag(
+        "Answers by each method before timing; 0 measures no costs of this machine before, either.",
+        "N")] = 1
     delay: Annotated[float, Flag("Seconds of rest before each answer.", "S")] = 0.0
     seed: Annotated[int, Flag("Of sampled answers.", "N")] = 0
     json: Annotated[bool, Flag("Print one JSON object, on the last line.", panel=_OUT)] = False

@@ -16,6 +16,7 @@ from redrafter_mlx.cli.progress import describe_count, progress_bars
 from redrafter_mlx.cli.ranges import parse_integers
 from redrafter_mlx.cli.terminal import StopKey, console
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.busy_machine import BusyMachine
 
 if TYPE_CHECKING:
     from redrafter_mlx.bench.analyse.serving import ServingRow
@@ -80,9 +81,9 @@ def command(*, as_json: opt.Json = False, options: LoadOptions) -> None:
 
     servers, loads = options.servers(), options.loads()
     rows: list[ServingRow] = []
-    interrupted = False
+    interrupted, machine = False, BusyMachine(computes=False, shared=True)  # with the servers
     try:
-        with progress_bars("asking the servers", describe_count) as progress:
+        with progress_bars("asking the servers", describe_count) as progress, machine.watched():
             for server in servers:
                 ask(server, "Say hello.", 2)  # loads the model, compiles kernels
             for i, load in enumerate(loads):
@@ -96,14 +97,19 @@ def command(*, as_json: opt.Json = False, options: LoadOptions) -> None:
         raise
     finally:  # after Ctrl-C or an error, too
         if rows:
-            _print(rows, interrupted, as_json=as_json)
+            _print(rows, interrupted, machine.notes(), as_json=as_json)
 
 
-def _print(rows: Sequence[ServingRow], interrupted: bool, *, as_json: bool) -> None:
+def _print(
+    rows: Sequence[ServingRow], interrupted: bool, notes: Sequence[str], *, as_json: bool
+) -> None:
     if as_json:
-        print(json.dumps({"rows": [asdict(row) for row in rows], "interrupted": interrupted}))
+        record = {"rows": [asdict(row) for row in rows], "interrupted": interrupted}
+        print(json.dumps({**record, "notes": notes}))
     else:
         from redrafter_mlx.bench.show.batch_tables import serving_table
         from redrafter_mlx.bench.show.report import rich_table
 
         console().print(rich_table(serving_table(rows)))
+        for note in notes:
+            print(note)

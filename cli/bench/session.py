@@ -30,8 +30,8 @@ from redrafter_mlx.loading.drafter import NamedDrafter, parse_drafter
 from redrafter_mlx.loading.load import draft_with
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.blas import BLAS
+from redrafter_mlx.runtime.busy_machine import BusyMachine
 from redrafter_mlx.runtime.launched import launched_rank
-from redrafter_mlx.runtime.stolen_time import ProcessorTime
 
 RANDOM = "random"
 """Name of the drafter with untrained weights, which measures the cost of useless drafts."""
@@ -74,7 +74,7 @@ def _run(
     inspect: Inspect | None,
     prepare: Prepare | None,
 ) -> Outcome:
-    machine, began = Machine.here(), ProcessorTime.now()
+    machine, busy = Machine.here(), BusyMachine.here()
     models: list[LoadedModel] = []
     notes: list[str] = []
     answers: list[Answer] = []
@@ -86,7 +86,7 @@ def _run(
             models += here
             notes += drafter_notes(loading, drafters)
             before = len(answers)
-            notes += _measure(options, drafters, file, machine, here, answers, prepare)
+            notes += _measure(options, drafters, file, machine, here, answers, prepare, busy)
             if inspect is not None:
                 inspect(drafters, answers[before:])
             notes += filter(None, [exchange_note(next(iter(drafters.values())))])
@@ -101,7 +101,7 @@ def _run(
     rows = summarise(answers)
     verdict = judge(rows, models)
     protocol = protocol_of(options, options.prompt_lengths[0])
-    notes += [*verdict.notes, *filter(None, [began.note()])]
+    notes += [*verdict.notes, *busy.notes()]
     interrupted = status == INTERRUPTED
     result = Result(machine, tuple(models), protocol, tuple(rows), interrupted, tuple(notes))
     return Outcome(result, status or int(verdict.failed), answers)
@@ -174,6 +174,7 @@ def _measure(
     models: Sequence[LoadedModel],
     answers: list[Answer],
     prepare: Prepare | None,
+    busy: BusyMachine,
 ) -> list[str]:
     """Append one loading's answers: first those of the file, then the missing ones, measured.
 
@@ -181,7 +182,9 @@ def _measure(
     """
     first, dtype = next(iter(drafters.values())), models[0].dtype
     methods = options.methods([name for name, r in drafters.items() if r.drafting is not None])
-    profiled = drafters if options.report else {m.drafter for m in methods if m.automatic}
+    profiled = {m.drafter for m in methods if m.automatic and options.warmup}
+    if options.report:
+        profiled = {*drafters}
     for name in profiled:
         measure_machine(drafters[name])
     plan = options.plan(dtype, methods, first)
@@ -204,8 +207,9 @@ def _measure(
         rest = f"{left / 60:.0f} min left" if left >= 60 else f"{left:.0f} s left"
         return f"{describe_count(done, total)} · {rest}{latest}"
 
-    with progress_bars(f"measuring {models[0].model}, {dtype}", describe) as progress:
-        for done, answer in enumerate(measure(plan, runner, before), len(before) + 1):
+    activity = f"measuring {models[0].model}, {dtype}"
+    with progress_bars(activity, describe) as progress, busy.watched():
+        for done, answer in enumerate(measure(plan, runner, before, busy.rest), len(before) + 1):
             answers.append(answer)
             if file is not None:
                 file.append(answer.to_dict(settings))
