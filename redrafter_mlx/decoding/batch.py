@@ -1,12 +1,7 @@
 """Batched decoding: sequences that share each step, and join or leave between steps.
 
-The graph of the next step is built while the device computes the current one. It is submitted once
-the current step's results are read. If those change what must be verified (an answer ended, one
-joined, copies of the text were found), the graph is dropped and built again.
-
-A plain step that nothing in the results can change is submitted before they are read, as in
-mlx-lm's loop: no drafter keeps the device busy while the host submits, which on a GPU can take as
-long as a small model's call.
+A step is built, submitted, and its results are read. `Order` says how these three follow one
+another from one step to the next; the plain loop, which waits, is the reference of the others.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ from redrafter_mlx.decoding.row import BatchShapes, Row
 from redrafter_mlx.decoding.rows import join_states, take_states, with_copies
 from redrafter_mlx.decoding.sequence_cache import SequenceCache, SequenceSnapshot
 from redrafter_mlx.decoding.state import DecodeState, Drafts
-from redrafter_mlx.decoding.step_clock import StepClock
+from redrafter_mlx.decoding.step_clock import Order, StepClock
 from redrafter_mlx.decoding.step_result import StepOutput, StepResult, read_report
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.runtime.blas import BLAS
@@ -131,83 +126,96 @@ class Batch:
     def advance(self) -> Advanced:
         """Read what every row has emitted, and submit the next step of the rows that continue."""
         shape = self._shape = self._shapes.next_shape(self.rows)
-        drafted, target = [part.state.drafts for part in self._parts], self._decoder.target
-        slow = target.slow_calls
-        before, following = self._build_ahead(shape)
-        if target.slow_calls > slow:
-            self.skip_timing()  # the host was late to read
+        order, slow = self._order(), self._decoder.target.slow_calls
         stepped = [row for row in self.rows if not row.fresh]
-        if following is not None and self._waits_for_nothing():
-            before = None  # MLX would copy buffers that have a second reference
-            results, ended = self._submit_and_read(following)
+        drafted = [part.state.drafts for part in self._parts]
+        if order is Order.WAIT:
+            results = self._read(self._parts, order)
+            following, ended = self._after_reading(shape, results)
+            self._submit_waiting(following, drafted)
+        elif order is Order.BUILD_AHEAD:
+            before, ahead = self._parts[0].state.cache.snapshot(), self._ahead(shape)
+            self._skip_slow_calls(slow)  # the host was late to read
+            results = self._read(self._parts, order)
+            following, ended = self._after_reading(shape, results, (before, ahead))
+            del before, ahead  # MLX would copy buffers that have a second reference
+            self._submit_waiting(following, drafted)
         else:
-            results = self._read(self._parts)
-            plans = self._plan_copies()
-            ended = []
-            if following is None or plans or any(row.done for row in self.rows):
-                if before is not None:
-                    self._parts[0].state.cache.restore(before)
-                ended = _caches_of_ended(self._parts, self._decoder.drafter)
-                following = self._build(shape, plans, results)
-            before = None
-            self._parts = []
-            if following is not None:
-                plain = following.verified.tokens.shape[1] == 1
-                foreseen = plain and self._foreseen(following.rows)
-                if foreseen:
-                    self._clock.restart()  # among plain steps it would have been submitted before
-                alone = foreseen and not following.state.drafts.plain
-                self._submit(following, drafted, alone=alone)
-        if target.slow_calls > slow:
-            self.skip_timing()  # the next step starts late, and a new graph is slow the first time
+            current = self._parts
+            self._submit(self._ahead(shape))
+            self._skip_slow_calls(slow)
+            results = self._read(current, order)
+            ended = self._ended_after_submitting()
+        self._skip_slow_calls(slow)  # the next step starts late, and a new graph is slow at first
         learned = [row for row in stepped if row in results]
         self._shapes.learn(learned, [results[row] for row in learned])
         return Advanced(results, ended)
 
-    def _build_ahead(self, shape: BeamShape) -> tuple[SequenceSnapshot | None, _Next | None]:
-        """Build the next step before the last results are read; return the cache before it, too.
+    def _order(self) -> Order:
+        """Choose the order of the next step: the host waits as little as the step allows.
 
-        None where that is impossible: rows that join or leave change the batch, and a constraint's
-        masks depend on what was accepted. None, too, if only copies are verified now: after them
+        The unread results change the step where rows join or leave, and where a constraint's masks
+        depend on what was accepted. Nor is it built where only copies are verified now: after them
         the text goes on repeating itself, and the next copies are found only in what is read.
+
+        A plain step that no result can change is submitted before they are read, as in mlx-lm's
+        loop: no drafter keeps the device busy while the host submits, which on a GPU can take as
+        long as a small model's call. An end that nobody foresaw makes its row of the step useless,
+        but not wrong.
         """
-        constrained = any(row.constraint is not None for row in self.rows)
-        fixed = self._decoder.target.builds_ahead and len(self._parts) == 1 and not constrained
-        if not fixed or any(row.done for row in self._parts[0].rows):
-            return None, None
+        if not self._decoder.target.builds_ahead or len(self._parts) != 1:
+            return Order.WAIT
         ((rows, state, output, unread),) = self._parts
-        if state.drafts.plain and all(row.copied for row in output.rows):
-            return None, None
-        before, verified = state.cache.snapshot(), state.drafts.tree
-        following = self._decoder.step(state, _committed(rows) + unread, shape, ())
-        return before, _Next(rows, verified, *following)
+        if any(row.done or row.constraint is not None for row in rows):
+            return Order.WAIT
+        if not state.drafts.plain:
+            return Order.BUILD_AHEAD
+        if all(row.copied for row in output.rows):
+            return Order.WAIT
+        certain = unread <= 1 and not any(row.ends_next() for row in rows)
+        if certain and self._stays_plain(rows):
+            return Order.SUBMIT_AHEAD
+        return Order.BUILD_AHEAD
 
-    def _waits_for_nothing(self) -> bool:
-        """Whether the next step is the same whatever the unread results are.
+    def _stays_plain(self, rows: Sequence[Row]) -> bool:
+        """Whether a plain tree of these rows can be submitted before reading.
 
-        It is a plain step, unless the last tokens of a text and a token that is still unread may
-        match an earlier n-gram whose copy may pay. An end that nobody foresaw makes its row of the
-        step useless, but not wrong.
+        Not where the tokens that are still unread may complete an n-gram whose copy may pay.
         """
-        rows, state, _, unread = self._parts[0]
-        if unread > 1 or not state.drafts.plain:
-            return False
-        return self._foreseen(rows) and not any(row.ends_next() for row in rows)
-
-    def _foreseen(self, rows: Sequence[Row]) -> bool:
-        """Whether the trees of these rows, if they are plain, can be submitted before reading."""
         if not self._decoder.target.submits_ahead or self._decoder.remembers:
             return False
         constrained = any(row.constraint is not None for row in rows)
         return not constrained and not self._shapes.may_copy(rows)
 
-    def _submit_and_read(
-        self, following: _Next
-    ) -> tuple[dict[Row, StepResult], list[tuple[Row, SequenceCache]]]:
-        """Submit the next step of the same rows, and read the current one while it is computed."""
-        current = self._parts
-        self._submit(following, ())
-        results = self._read(current, late=True)
+    def _ahead(self, shape: BeamShape) -> _Next:
+        """Build the next step before the last results are read."""
+        ((rows, state, _, unread),) = self._parts
+        verified = state.drafts.tree
+        return _Next(rows, verified, *self._decoder.step(state, _committed(rows) + unread, shape))
+
+    def _after_reading(
+        self,
+        shape: BeamShape,
+        results: Mapping[Row, StepResult],
+        built: tuple[SequenceSnapshot, _Next] | None = None,
+    ) -> tuple[_Next | None, list[tuple[Row, SequenceCache]]]:
+        """Return the next step, None if no row continues, and the rows that have ended.
+
+        `built` is the one that was built ahead, and the cache before it. It is dropped where the
+        results change it: a row ended, or copies of the text were found.
+        """
+        plans = self._plan_copies()
+        if built is not None:
+            before, ahead = built
+            if not plans and not any(row.done for row in self.rows):
+                return ahead, []
+            self._parts[0].state.cache.restore(before)
+            del before, ahead, built
+        ended = _caches_of_ended(self._parts, self._decoder.drafter)
+        return self._build(shape, plans, results), ended
+
+    def _ended_after_submitting(self) -> list[tuple[Row, SequenceCache]]:
+        """Return the rows that have ended, although the step that was submitted holds them."""
         ended = _caches_of_ended(self._parts, self._decoder.drafter)
         for row, _ in ended:
             row.left = True
@@ -215,7 +223,12 @@ class Batch:
             self.skip_timing()  # of a step with a row that is of no use
         if not self.rows:
             self._parts = []  # nobody reads the step that was submitted
-        return results, ended
+        return ended
+
+    def _skip_slow_calls(self, before: int) -> None:
+        """Do not time the current step if calls were slow: the target counted `before` until it."""
+        if self._decoder.target.slow_calls > before:
+            self.skip_timing()
 
     def _build(
         self, shape: BeamShape, plans: Mapping[Row, CopyPlan], results: Mapping[Row, StepResult]
@@ -231,12 +244,28 @@ class Batch:
         following = self._decoder.step(state, _committed(rows), shape, constraints)
         return _Next(rows, state.drafts.tree, *following)
 
-    def _submit(self, following: _Next, drafted: Sequence[Drafts], *, alone: bool = False) -> None:
+    def _submit_waiting(self, following: _Next | None, drafted: Sequence[Drafts]) -> None:
+        """Submit the next step after reading, or none; `drafted` as in `_submit`.
+
+        A plain step that could have been submitted before is timed from now on, and without the
+        drafting after it: in plain decoding there would be none, and the host would work meanwhile.
+        """
+        self._parts = []
+        if following is None:
+            return
+        plain = following.verified.tokens.shape[1] == 1
+        foreseen = plain and self._stays_plain(following.rows)
+        if foreseen:
+            self._clock.restart()
+        self._submit(following, drafted, alone=foreseen and not following.state.drafts.plain)
+
+    def _submit(
+        self, following: _Next, drafted: Sequence[Drafts] = (), *, alone: bool = False
+    ) -> None:
         """Submit the next step of all rows.
 
         drafted: the drafts made in the current step
-        alone:   time its verification alone: in plain decoding there would be no drafting, and the
-                 host would work meanwhile
+        alone:   time its verification alone
         """
         rows, verified, state, output = following
         self._parts = [_Part(rows, state, output, verified.max_depth + 1)]
@@ -250,16 +279,13 @@ class Batch:
         if self._steps % _CLEAR_EVERY == 0:
             mx.clear_cache()
 
-    def _read(self, parts: Sequence[_Part], late: bool = False) -> dict[Row, StepResult]:
-        """Read what every row has emitted, and pass it to the rows that are not done.
-
-        late: after the next step was submitted
-        """
+    def _read(self, parts: Sequence[_Part], order: Order) -> dict[Row, StepResult]:
+        """Read what every row has emitted, and pass it to the rows that are not done."""
         results, seconds = {}, math.nan
         for part in parts:
             read = read_report(part.output)
             if part is parts[0]:  # the rows of the others have joined
-                seconds = self._clock.read(late=late)
+                seconds = self._clock.read(order)
                 if any(row.done for row in part.rows):
                     seconds = math.nan  # it would be taken for a step of fewer rows
             for row, result in zip(part.rows, read, strict=True):

@@ -1,21 +1,39 @@
-"""Times the steps of a batch, from one read of results to the next."""
+"""The order of a step's parts, and the time that steps take."""
 
 from __future__ import annotations
 
 import math
 import time
+from enum import Enum
+
+
+class Order(Enum):
+    """How building and submitting a step follow the reading of the results before it.
+
+    WAIT:         read, build, submit: the plain loop, the reference of the others
+    BUILD_AHEAD:  build, read, submit: the host builds while the device computes
+    SUBMIT_AHEAD: build, submit, read: the device never waits
+    """
+
+    WAIT = "wait"
+    BUILD_AHEAD = "build ahead"
+    SUBMIT_AHEAD = "submit ahead"
+
+
+def times_a_step(before: Order, order: Order) -> bool:
+    """Whether the time from one read to the next is that of a step.
+
+    MLX may delay the submission of a step until it is nearly computed. So results that are read
+    after the next step was submitted are read late: both must be, or none.
+    """
+    return (before is Order.SUBMIT_AHEAD) == (order is Order.SUBMIT_AHEAD)
 
 
 class StepClock:
-    """Seconds between reads, where they are a step's; NaN where they are not.
-
-    MLX may delay the submission of a step until it is nearly computed. So results that are read
-    after the next step was submitted are read late. The time from one read to the next is a step's
-    only if both were late, or none.
-    """
+    """Seconds between reads, where they are a step's; NaN where they are not."""
 
     def __init__(self) -> None:
-        self._read_at, self._late = math.nan, False
+        self._read_at, self._order = math.nan, Order.WAIT
         self._stopped_at: float | None = None
 
     def skip(self) -> None:
@@ -31,14 +49,11 @@ class StepClock:
         """End the current step now, before its results are read."""
         self._stopped_at = time.perf_counter()
 
-    def read(self, *, late: bool) -> float:
-        """Return the seconds of the step whose results have just been read.
-
-        late: whether the next step was submitted before
-        """
-        if late != self._late and self._stopped_at is None:
+    def read(self, order: Order) -> float:
+        """Return the seconds of the step whose results have just been read, in this order."""
+        if self._stopped_at is None and not times_a_step(self._order, order):
             self.skip()
         now = time.perf_counter()
         seconds = (now if self._stopped_at is None else self._stopped_at) - self._read_at
-        self._read_at, self._late, self._stopped_at = now, late, None
+        self._read_at, self._order, self._stopped_at = now, order, None
         return seconds
