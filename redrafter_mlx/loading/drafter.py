@@ -267,9 +267,11 @@ def _find_trained(loaded: LoadedTarget, wanted: NamedDrafter) -> tuple[Drafter |
         except (DamagedFileError, MismatchError, UnsupportedModelError) as error:
             broken.append(f"{name}: {error}" if isinstance(error, MismatchError) else str(error))
             continue
-        several = len(folders) > 1 or name not in folders
-        taken = f"drafts with {name}, one of {len(folders) + len(here)} for {source.name}"
-        notes = [taken] * several + [f"passed over: {error}" for error in broken]
+        count = len(folders) + len(here)
+        others = f", the first of {count} for {source.name}" if count > 1 else ""
+        named = len(folders) > 1 or name not in folders
+        passed_over = [f"passed over: {error}" for error in broken]
+        notes = [f"drafts with {name}{others}"] * named + passed_over
         return drafter, "; ".join(notes) or None
     remedy = _remedy(source.name, None if here else next(iter(known), None), broken)
     if not wanted.auto:
