@@ -31,6 +31,7 @@ from redrafter_mlx.engine.listening import aresponses, responses
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.prompt import Prompt, context_length_of, prompt_tokens
+from redrafter_mlx.engine.prompt_length import longest_token, text_bytes
 from redrafter_mlx.engine.request import Answer, Request, Tell
 from redrafter_mlx.engine.scheduler import Scheduler
 from redrafter_mlx.engine.session import Session
@@ -300,13 +301,38 @@ class Redrafter:
         Raises BadInputError if there are none, or if the model's context has no room left for an
         answer.
         """
+        self.check_fits(prompt)
         ids = prompt_tokens(self.tokenizer, prompt, raw, self.target.vocab_size, thinking)
         if self.context_length is not None and len(ids) >= self.context_length:
-            raise ContextLengthError(
-                f"this model's maximum context length is {self.context_length} tokens, and the "
-                f"prompt has {len(ids)}; shorten it or begin a new conversation"
-            )
+            raise self._too_long(str(len(ids)))
         return ids
+
+    def check_fits(self, prompt: Prompt) -> None:
+        """Raise BadInputError for a text that can never fit, before it is encoded."""
+        nbytes = text_bytes(prompt)
+        most = self._memory.most_tokens
+        if self.context_length is not None:
+            most = min(most, self.context_length - 1)
+        if nbytes <= most or self._longest_token is None:
+            return
+        least = -(-nbytes // self._longest_token)
+        if self.context_length is not None and least >= self.context_length:
+            raise self._too_long(f"at least {least}")
+        if least > most:
+            raise BadInputError(
+                f"the prompt has at least {least} tokens, and memory has room for {most} at most; "
+                f"shorten it, or load a smaller model"
+            )
+
+    def _too_long(self, tokens: str) -> ContextLengthError:
+        return ContextLengthError(
+            f"this model's maximum context length is {self.context_length} tokens, and the "
+            f"prompt has {tokens}; shorten it or begin a new conversation"
+        )
+
+    @cached_property
+    def _longest_token(self) -> int | None:
+        return longest_token(self.tokenizer)
 
     @cached_property
     def token_text(self) -> TokenText:

@@ -54,6 +54,11 @@ class MemoryBudget:
         work = self._work * more * len(requests) // _NODES
         return self.excess(self.needed(slots[0], slots[1:]) + work) <= 0
 
+    @property
+    def most_tokens(self) -> int:
+        """Number of tokens beyond which no prompt fits, whatever else runs."""
+        return max(int((self._limit - self._weights) / self._slot), 0)
+
     def learn(self, cache: SequenceCache) -> None:
         """Measure the bytes of a cache slot in one sequence's cache."""
         self._slot = cache.nbytes / max(cache.target.capacity, 1)
