@@ -33,6 +33,7 @@ from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.row import Row
 from redrafter_mlx.decoding.step_result import StepResult
+from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.prompt_lookup import TextIndex
 from redrafter_mlx.engine.engine import Redrafter
@@ -530,6 +531,19 @@ def limit_to(redrafter: Redrafter, slots: int) -> MemoryBudget:
     budget._weights = mx.get_active_memory()
     budget._limit = budget._weights + budget._work + int(slots * budget._slot)
     return budget
+
+
+def test_memory_is_reserved_for_a_drafters_cache_whatever_answered_last(model: nn.Module) -> None:
+    """A draft model of the target's size doubles the bytes of a position."""
+    redrafter = make(model, DraftModel(model, byte_tokenizer()))
+    budget = redrafter._worker._scheduler._memory
+    of_target = budget.needed(1000)
+    redrafter.generate([1, 2, 3], max_tokens=3)
+    drafted = budget.needed(1000)
+    assert drafted > 1.5 * of_target
+    redrafter.generate([1, 2, 3], max_tokens=3, draft=False)
+    assert budget.needed(1000) == drafted
+    redrafter.close()
 
 
 @pytest.mark.parametrize("most", [1, 2])

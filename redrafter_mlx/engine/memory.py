@@ -45,7 +45,7 @@ class MemoryBudget:
         free = max(self._limit - self._weights, 0)
         given = options.prefix_bytes
         self.prefix_bytes = free // _PREFIX_SHARE if given is None else given
-        self._slot = _slot_bytes(target)  # until an answer's cache, its drafter's too, was measured
+        self._slot = _slot_bytes(target)  # until a drafter's memory was measured too
 
     def fits(self, requests: Sequence[Request], nodes: int) -> bool:
         """Whether all these answers fit at once, with trees of so many nodes, if none runs now."""
@@ -60,8 +60,12 @@ class MemoryBudget:
         return max(int((self._limit - self._weights) / self._slot), 0)
 
     def learn(self, cache: SequenceCache) -> None:
-        """Measure the bytes of a cache slot in one sequence's cache."""
-        self._slot = cache.nbytes / max(cache.target.capacity, 1)
+        """Measure the bytes of a cache slot in one sequence's cache.
+
+        The largest seen counts: an answer without drafts has no drafter's memory, and the next one
+        may have it.
+        """
+        self._slot = max(self._slot, cache.nbytes / max(cache.target.capacity, 1))
 
     def slots(self, request: Request, committed: int = 0) -> int:
         """Return the cache slots to reserve for a request, of which `committed` tokens are read."""
