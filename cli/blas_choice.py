@@ -19,6 +19,7 @@ from redrafter_mlx.cli.options import ModelOptions
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.runtime.blas import libraries_here, prefer_library, preferred_library
 from redrafter_mlx.runtime.launched import launched_rank
+from redrafter_mlx.weights.chat_template import require_chat_template
 from redrafter_mlx.weights.resolve import resolve
 
 _CHOSEN = "REDRAFTER_BLAS"
@@ -35,14 +36,17 @@ _LONGEST, _LEAST, _TIMES = 600.0, 60.0, 3.0
 
 
 def compare_libraries(
-    loading: ModelOptions, again: bool, note: Callable[[str], None]
+    loading: ModelOptions,
+    again: bool,
+    note: Callable[[str], None],
+    chat_or: str | None = None,
 ) -> str | None:
     """Measure each library, prefer the fastest from now on and return it; None if none was chosen.
 
     A library that the environment names is kept, and so is an earlier choice, unless `again`.
     Those with similar rates are measured twice, and the better one counts. A measurement is
     stopped if it takes several times as long as that of another library. Ranks of `mlx.launch`
-    compare nothing, because they would have to restart together.
+    compare nothing, because they would have to restart together. `chat_or` as in `load_target`.
     """
     if sys.platform != "linux" or os.environ.get(_CHOSEN) or launched_rank() is not None:
         return None
@@ -55,7 +59,9 @@ def compare_libraries(
     if backend() != "cpu":
         return None
     with progress_bars("looking for the model") as progress:  # not in each library's process
-        resolve(loading.model, offline=loading.offline, progress=progress)
+        local = resolve(loading.model, offline=loading.offline, progress=progress)
+    if chat_or is not None:
+        require_chat_template(local.path, local.name, chat_or)
     rates: dict[str, float] = {}
     longest = _LONGEST
     for library in _in_turn(here, rates):

@@ -63,7 +63,9 @@ def command(
         raise BadInputError("--thinking needs the chat template; leave out --raw or --thinking")
     asked = read_prompt(prompt, system, raw)
     loading = loading if generation.draft else replace(loading, drafter="none")
-    loaded = opt.load_model(loading, warm_up=False)  # only one answer will come
+    loaded = opt.load_model(  # only one answer will come
+        loading, warm_up=False, chat_or=None if raw else "give --raw to continue plain text"
+    )
     terminal = Terminal.standard()
     if loaded.drafter_note:
         terminal.note(loaded.drafter_note)

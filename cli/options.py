@@ -130,18 +130,28 @@ class QuestionOptions:
         return choose_questions(asked, None, self.limit)
 
 
+Raw = Annotated[bool, Flag("Ask the questions as plain text, without chat template.")]
+RAW_INSTEAD = "give --raw to ask the questions as plain text"
+"""Advice where a model without a chat template is refused, by commands that ask questions."""
+
 Json = Annotated[bool, Flag("Print one JSON object.", names=("--json",))]
 System = Annotated[str | None, Flag("The system message.", "TEXT")]
 
 
 def load_model(
-    options: ModelOptions, engine: EngineOptions | None = None, *, warm_up: bool = True
+    options: ModelOptions,
+    engine: EngineOptions | None = None,
+    *,
+    warm_up: bool = True,
+    chat_or: str | None = None,
 ) -> Redrafter:
-    """Load target and drafter with progress on stderr."""
+    """Load target and drafter with progress on stderr; other parameters as in `load`."""
     with progress_bars(f"loading {options.model or 'the model'}") as progress:
         from redrafter_mlx.loading.load import load
 
-        return load(**vars(options), progress=progress, engine=engine, warm_up=warm_up)
+        return load(
+            **vars(options), progress=progress, engine=engine, warm_up=warm_up, chat_or=chat_or
+        )
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -35,6 +35,7 @@ def command(
         typer.Argument(metavar="DIR...", help="The drafters' folders.", show_default=False),
     ],
     asked: opt.QuestionOptions,
+    raw: opt.Raw = False,
     beam_width: Annotated[str, Flag("3, 1..4, 1-4 or 1,2,4.", "RANGE")] = "1..4",
     beam_length: Annotated[int, Flag("Tokens in a candidate.", "L")] = 4,
     generation: Annotated[GenerationOptions, ("max_tokens",)] = _DEFAULTS,
@@ -56,9 +57,9 @@ def command(
     from redrafter_mlx.distill.report.metrics import training_seconds
     from redrafter_mlx.drafting.drafter_files import open_files
     from redrafter_mlx.drafting.forms import DrafterFolder, find_form
+    from redrafter_mlx.engine.prompt import prompt_tokens
     from redrafter_mlx.loading.target import load_target
     from redrafter_mlx.target.model import Target
-    from redrafter_mlx.weights.chat import render_chat
 
     drafters = each_once(drafters)
     opened = [open_files(folder) for folder in drafters]
@@ -73,13 +74,13 @@ def command(
             quantize=loading.quantize,
             offline=loading.offline,
             progress=progress,
+            chat_or=None if raw else opt.RAW_INSTEAD,
         )
         target = Target(loaded.model)
         source = loaded.source
         named = {str(folder): DrafterFolder.of(folder, source).load(target) for folder in drafters}
-        prompts = [
-            render_chat(loaded.tokenizer, [{"role": "user", "content": q.text}]) for q in chosen
-        ]
+        V = target.vocab_size
+        prompts = [prompt_tokens(loaded.tokenizer, q.text, raw, V) for q in chosen]
         eos = set(loaded.tokenizer.eos_token_ids)
         answers = answer_questions(target, prompts, eos, generation.max_tokens)
     with progress_bars(count(len(named), "drafter"), describe_count) as progress:

@@ -92,6 +92,11 @@ def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
         loaded = opt.load_model(loading, EngineOptions(max_batch=serving.max_concurrency))
         if loaded.drafter_note:
             Terminal.standard().note(loaded.drafter_note)
+        if not loaded.tokenizer.has_chat_template:
+            Terminal.standard().note(
+                "this model has no chat template: chats are refused, and /v1/completions continues "
+                "plain text"
+            )
         return loaded
 
     host = ModelHost(loading.model or DEFAULT_MODEL, load, unload_after=serving.unload_after)

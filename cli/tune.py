@@ -50,6 +50,7 @@ def command(
         str | None, Flag("Draw the curves; needs the extra `plot`.", "FILE.png")
     ] = None,
     again: Annotated[bool, Flag("Measure, though it was measured before.")] = False,
+    raw: opt.Raw = False,
     loading: opt.ModelOptions,
 ) -> None:
     """Profile the target's forward cost (1 to 32 query rows) and drafting, and pick a beam shape.
@@ -69,12 +70,13 @@ def command(
         raise BadInputError(_NO_SHAPES)
     from redrafter_mlx.cli.blas_choice import compare_libraries, restart_with
 
-    fastest = compare_libraries(loading, again, Terminal.standard().note)
+    chat_or = None if raw else opt.RAW_INSTEAD
+    fastest = compare_libraries(loading, again, Terminal.standard().note, chat_or)
     if fastest is not None and fastest != BLAS.library:
         restart_with(fastest)
-    loaded, machine = opt.load_model(loading), BusyMachine.here()
+    loaded, machine = opt.load_model(loading, chat_or=chat_or), BusyMachine.here()
     with progress_bars("measuring this machine", describe_percent) as progress, machine.watched():
-        tuning, expected = measure(loaded, again and fastest is None, progress)
+        tuning, expected = measure(loaded, again and fastest is None, progress, raw)
     for note in machine.notes():
         Terminal.standard().note(note)
     from redrafter_mlx.cli.tune_advice import describe_advice, training_estimate, ways_to_draft
@@ -117,7 +119,9 @@ def command(
         plot_curves(costs, plot)
 
 
-def measure(loaded: Redrafter, again: bool, progress: Progress) -> tuple[Tuner, ExpectedRates]:
+def measure(
+    loaded: Redrafter, again: bool, progress: Progress, raw: bool
+) -> tuple[Tuner, ExpectedRates]:
     """Measure this machine's costs if need be, and sample how often drafts are accepted.
 
     Raises BadInputError if there is no shape to choose.
@@ -129,7 +133,7 @@ def measure(loaded: Redrafter, again: bool, progress: Progress) -> tuple[Tuner, 
         raise BadInputError(_NO_SHAPES)
     if again or not tuning.measured:
         loaded.measure(lambda share: progress("calls", int(100 * share), 100))
-    acceptance, prompts = tuning.statistics(), _prompts(loaded)
+    acceptance, prompts = tuning.statistics(), _prompts(loaded, raw)
     for i, prompt in enumerate(prompts if tuning.widest else [], 1):
         wide = GenerationOptions(max_tokens=_TOKENS, beam_width=tuning.widest, beam_length=_LENGTH)
         for answer in loaded.stream(prompt, options=wide):
@@ -159,10 +163,10 @@ def describe_choice(expected: ExpectedRates) -> str:
     )
 
 
-def _prompts(loaded: Redrafter) -> list[list[int]]:
+def _prompts(loaded: Redrafter, raw: bool) -> list[list[int]]:
     from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS
 
-    return [loaded.encode(OWN_QUESTIONS[i].text) for i in _QUESTIONS]
+    return [loaded.encode(OWN_QUESTIONS[i].text, raw=raw) for i in _QUESTIONS]
 
 
 def _best(expected: ExpectedRates) -> BeamShape:
@@ -178,7 +182,9 @@ def _main() -> None:
     loading = opt.ModelOptions(**json.loads(sys.stdin.readline()))
     threading.Thread(target=_end_with_input, daemon=True).start()
     try:
-        _, expected = measure(opt.load_model(loading), True, no_progress)
+        loaded = opt.load_model(loading)  # which has a chat template, or --raw was given
+        raw = not loaded.tokenizer.has_chat_template
+        _, expected = measure(loaded, True, no_progress, raw)
         print(expected[_best(expected)][1], flush=True)
     except RedrafterError:
         sys.exit(1)  # the process that compares gets the same error, and shows it

@@ -25,6 +25,7 @@ _GENERATION = ("max_tokens", "beam_width", "beam_length", "max_nodes")
 def command(
     *,
     asked: opt.QuestionOptions,
+    raw: opt.Raw = False,
     as_json: opt.Json = False,
     generation: Annotated[GenerationOptions, _GENERATION] = _DEFAULTS,
     loading: opt.ModelOptions,
@@ -38,13 +39,13 @@ def command(
     are accepted.
     """
     chosen = asked.chosen()
-    loaded = opt.load_model(loading)
+    loaded = opt.load_model(loading, chat_or=None if raw else opt.RAW_INSTEAD)
     from redrafter_mlx.verification import verify
 
     with progress_bars(f"comparing {count(len(chosen), 'answer')}", describe_count) as progress:
         report = verify(
             loaded,
-            [question.text for question in chosen],
+            [loaded.encode(question.text, raw=raw) for question in chosen],
             max_tokens=generation.max_tokens,
             shape=loaded.shape_of(generation) or loaded.beam_shape,
             oracle=loading.drafter == "auto" and loaded.drafter is None,

@@ -28,7 +28,9 @@ def tiny_redrafter(drafter: str = "random") -> Redrafter:
 @pytest.fixture(autouse=True)
 def loader(monkeypatch: pytest.MonkeyPatch) -> None:
     """Load a tiny model in place of every other one."""
-    monkeypatch.setattr(options, "load_model", lambda asked, *_: tiny_redrafter(asked.drafter))
+    monkeypatch.setattr(
+        options, "load_model", lambda asked, *_, **__: tiny_redrafter(asked.drafter)
+    )
 
 
 def asking(tmp_path: Path) -> list[str]:

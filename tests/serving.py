@@ -135,7 +135,7 @@ def main() -> None:
             held.let_go = True
 
         threading.Thread(target=watch, daemon=True).start()
-    opt.load_model = lambda *_: model
+    opt.load_model = lambda *_, **__: model
     sys.exit(cli.run(["serve", "tiny", "--port", str(port)]))
 
 

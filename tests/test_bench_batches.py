@@ -156,7 +156,7 @@ def test_only_rounds_that_every_method_has_finished_are_complete() -> None:
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model without measurements of the machine, for which no test waits."""
-    monkeypatch.setattr(options, "load_model", lambda _, engine: drafted(engine))
+    monkeypatch.setattr(options, "load_model", lambda _, engine, **__: drafted(engine))
     monkeypatch.setattr(Tuner, "measured_for", lambda *_: True)
 
 

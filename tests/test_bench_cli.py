@@ -255,7 +255,7 @@ def test_a_run_does_not_go_on_with_other_drafts_than_it_began_with(
         save_drafter(random_drafter(seed=seed, vocab_size=258), tmp_path / "a")
         target = LoadedTarget(byte_model(), byte_tokenizer(), SOURCE)
         loaded = draft_with(parse_drafter(drafter), target)
-        monkeypatch.setattr(options, "load_model", lambda *_, loaded=loaded: loaded)
+        monkeypatch.setattr(options, "load_model", lambda *_, loaded=loaded, **__: loaded)
         if run == 0:
             result(capsys, *SHAPES, "--answers", str(file))
     assert "drafts drafter " in refusal(capsys, *SHAPES, "--answers", str(file))
@@ -265,7 +265,7 @@ def test_a_random_drafter_needs_the_form_of_a_trained_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = Redrafter(byte_model(), byte_tokenizer(), "lookup", source=SOURCE)
-    monkeypatch.setattr(options, "load_model", lambda *_: plain)
+    monkeypatch.setattr(options, "load_model", lambda *_, **__: plain)
     assert "tiny" in refusal(capsys, "--drafter", "random")
 
 

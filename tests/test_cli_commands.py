@@ -37,6 +37,7 @@ class FakeModel:
     """Gives a fixed answer, and records the prompts and options that it gets."""
 
     drafter_note = "no drafter for fake; `redrafter-mlx train` trains one"
+    costs_assumed = False
 
     def __init__(self) -> None:
         self.asked: list[tuple[generate.Prompt, bool, GenerationOptions | None]] = []

@@ -674,7 +674,7 @@ def shell(
     loaded = oracle(model, HEL)
     assert loaded.tuning is not None
     monkeypatch.setattr(loaded.tuning, "_learned_file", tmp_path / "learned.json")
-    monkeypatch.setattr("redrafter_mlx.cli.tune._prompts", lambda _: [HEL])
+    monkeypatch.setattr("redrafter_mlx.cli.tune._prompts", lambda *_: [HEL])
     assert bench.asked == 0
 
     def run(*arguments: str) -> int:
@@ -734,7 +734,7 @@ def test_tune_refuses_what_it_cannot_do_in_one_line(
 ) -> None:
     """Without any drafter at once, before a BLAS is measured."""
     assert shell("tune", "--plot", "nowhere/x.png") == 1
-    monkeypatch.setattr(options, "load_model", lambda *_: Redrafter(model, byte_tokenizer()))
+    monkeypatch.setattr(options, "load_model", lambda *_, **__: Redrafter(model, byte_tokenizer()))
     assert main.run(["tune"]) == 1
     monkeypatch.setattr("redrafter_mlx.cli.blas_choice.compare_libraries", None)
     assert main.run(["tune", "--drafter", "none"]) == 1
@@ -768,7 +768,7 @@ def test_tune_has_no_shape_to_name_where_the_text_alone_is_copied(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     lookup = Redrafter(model, byte_tokenizer(), "lookup")
-    monkeypatch.setattr(options, "load_model", lambda *_: lookup)
+    monkeypatch.setattr(options, "load_model", lambda *_, **__: lookup)
     assert main.run(["tune"]) == main.run(["tune", "--json"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert any("copies" in line for line in out)

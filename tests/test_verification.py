@@ -110,7 +110,7 @@ def test_a_margin_is_explained_up_to_twice_the_noise() -> None:
 
 
 def cli(monkeypatch: pytest.MonkeyPatch, line: str) -> int:
-    monkeypatch.setattr(cli_options, "load_model", lambda *_: make())
+    monkeypatch.setattr(cli_options, "load_model", lambda *_, **__: make())
     return main.run(line.split())
 
 

@@ -80,8 +80,8 @@ def render_chat(
     checked = check_messages(messages)
     if not tokenizer.has_chat_template:
         raise BadInputError(
-            "this model has no chat template; give the whole prompt with raw=True, or with "
-            "`redrafter-mlx generate --raw`"
+            "this model has no chat template and continues plain text alone: over HTTP with "
+            "/v1/completions, by `redrafter-mlx generate --raw`, or in the library with raw=True"
         )
     options = _checked_variables(variables or {})
     options["add_generation_prompt"] = add_generation_prompt

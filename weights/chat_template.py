@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from redrafter_mlx.errors import DamagedFileError
+from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.weights.gguf.header import read_header
 
@@ -34,6 +34,15 @@ def has_chat_template(path: Path, name: str) -> bool:
     if any(settings.get(key) for key in _KEYS):
         return True
     return _settings(path / "config.json").get("model_type") in _IN_MLX_LM or is_vicuna(path, name)
+
+
+def require_chat_template(path: Path, name: str, instead: str) -> None:
+    """Raise BadInputError, with the advice `instead`, for a model without one.
+
+    As `has_chat_template` otherwise.
+    """
+    if not has_chat_template(path, name):
+        raise BadInputError(f"{name} has no chat template; {instead}")
 
 
 def is_vicuna(folder: Path, name: str) -> bool:

@@ -84,6 +84,8 @@ class BenchOptions:
     mt_bench: Annotated[bool, Flag("MT-Bench's 80 questions, from the Hub.", panel=_ASK)] = False
     categories: Annotated[str | None, Flag("Only these.", "NAME,...", _ASK)] = None
     limit: Annotated[int | None, Flag(opt.LIMIT.help, "N", _ASK)] = None
+    raw: Annotated[bool, Flag(
+        "Ask the questions as plain text, without chat template.", panel=_ASK)] = False
     prompt_tokens: Annotated[str | None, Flag(
         "Repeat or cut each prompt to exactly N tokens.", "N", _ASK)] = None
     max_tokens: Annotated[int, opt.MAX_TOKENS] = 128
@@ -167,7 +169,8 @@ class BenchOptions:
         if not named and self.only:
             return f"question {self.only[0].id}"
         later = f", {self.turns} turns of each" if self.prompts > len(self.chosen) else ""
-        return (" and ".join(named) or "our own") + later
+        plain = ", as plain text" if self.raw else ""
+        return (" and ".join(named) or "our own") + later + plain
 
     def methods(self, drafters: Sequence[str | None]) -> list[Method]:
         """List the methods to measure: each drafter with each combination of width and length."""
@@ -225,7 +228,9 @@ class BenchOptions:
         from redrafter_mlx.cli.progress import describe_count, progress_bars
 
         def encode(messages: Conversation) -> list[int]:
-            ids = [] if loaded is None else loaded.encode(messages)
+            text = "\n\n".join(message["content"] for message in messages)
+            asked = text if self.raw else messages
+            ids = [] if loaded is None else loaded.encode(asked, raw=self.raw)
             return ids if length is None else resized(ids, length)
 
         def answer(ids: list[int]) -> str:

@@ -144,6 +144,7 @@ def load_drafters(options: BenchOptions, loading: Loading) -> dict[str | None, R
     loaded = opt.load_model(
         opt.ModelOptions(options.model, loading.dtype, loading.quantize, offline, first, bits),
         engine,
+        chat_or=None if options.raw else opt.RAW_INSTEAD,
     )
     by_name = {first: loaded} | {
         name: _again(loaded, other, offline) for name, other in named.items()

@@ -44,6 +44,9 @@ QUOTES = '"""'
 _DEFAULTS = GenerationOptions(max_tokens=1024)
 
 
+_WITHOUT_TEMPLATE = "`redrafter-mlx generate --raw` continues plain text"
+
+
 @dataclass
 class Chat:
     """A running chat.
@@ -93,7 +96,7 @@ def command(
     if server is None:
         if generation.draft:
             offer_drafter(loading)
-        model = opt.load_model(loading)
+        model = opt.load_model(loading, chat_or=_WITHOUT_TEMPLATE)
         session, count_tokens = model.session(system), token_counter(model)
     else:
         leave_to_rank_0()

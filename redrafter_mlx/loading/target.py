@@ -32,7 +32,7 @@ from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights import LOG, Progress
-from redrafter_mlx.weights.chat_template import has_chat_template
+from redrafter_mlx.weights.chat_template import require_chat_template
 from redrafter_mlx.weights.fit.machine import this_machine
 from redrafter_mlx.weights.fit.needs import MOSTLY_EMBEDDING, check_load, stored_model
 from redrafter_mlx.weights.folder import load_folder
@@ -105,8 +105,8 @@ def load_target(
         name, offline=offline, progress=progress, advise=advise, check_listed=check_repository
     )
     try:
-        if chat_or is not None and not has_chat_template(local.path, local.name):
-            raise BadInputError(f"{local.name} has no chat template; {chat_or}")
+        if chat_or is not None:
+            require_chat_template(local.path, local.name, chat_or)
         stored = stored_model(local.path) if quantize == 4 else None
         if stored is not None and stored.bits is None and stored.size.mostly_embedding:
             LOG.warning("%s in 4 bits: %s", local.name, MOSTLY_EMBEDDING)

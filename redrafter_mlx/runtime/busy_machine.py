@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.runtime.launched import launched_rank
 
 _STATISTICS = Path("/proc/stat")
@@ -64,6 +63,8 @@ class BusyMachine:
     @classmethod
     def here(cls) -> BusyMachine:
         """Return one for what this process computes, with other ranks where it was launched."""
+        from redrafter_mlx.runtime.device import backend  # imports MLX, which help does without
+
         return cls(computes=backend() == "cpu", shared=launched_rank() is not None)
 
     def rest(self, seconds: float) -> None:
