@@ -369,7 +369,7 @@ def test_options_that_cannot_be_are_refused_in_one_line(
 def test_an_answers_file_that_cannot_be_read_is_refused_before_anything_is_loaded(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(*_: object) -> Redrafter:
+    def never(*_: object, **__: object) -> Redrafter:
         raise AssertionError("loaded")
 
     monkeypatch.setattr(options, "load_model", never)

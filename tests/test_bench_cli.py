@@ -36,7 +36,7 @@ class Loader:
         self.asked: list[options.ModelOptions] = []
 
     def __call__(
-        self, asked: options.ModelOptions, engine: EngineOptions | None = None
+        self, asked: options.ModelOptions, engine: EngineOptions | None = None, **_: object
     ) -> Redrafter:
         self.asked.append(asked)
         drafter = None if asked.drafter == "none" else random_drafter(seed=1, vocab_size=258)

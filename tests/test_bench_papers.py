@@ -158,7 +158,7 @@ def test_prompts_of_several_lengths_are_measured_with_one_loading(
     """What the context cannot hold is refused before anything is measured."""
     loaded: list[object] = []
 
-    def short(*asked: object) -> Redrafter:
+    def short(*asked: object, **_: object) -> Redrafter:
         loaded.append(asked)
         made = tiny_redrafter()
         made.context_length = 60

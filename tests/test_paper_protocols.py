@@ -38,7 +38,7 @@ def test_a_batch_that_does_not_fit_in_memory_is_a_cell(
 ) -> None:
     """As in the paper; smaller beams of that size, and that beam in smaller batches, have times."""
 
-    def small(*_: object) -> Redrafter:
+    def small(*_: object, **__: object) -> Redrafter:
         made = tiny_redrafter()
         limits = EngineOptions(memory_bytes=mx.get_active_memory() + 5_000_000, max_batch=20)
         return Redrafter(made.model, made.tokenizer, made.drafter, source=SOURCE, engine=limits)

@@ -213,7 +213,7 @@ def test_answers_are_as_long_as_asked_if_their_end_is_ignored(
 ) -> None:  # fmt: skip
     """In every method; otherwise the model ends these answers with their first token."""
 
-    def ending(*_: object) -> Redrafter:
+    def ending(*_: object, **__: object) -> Redrafter:
         made = tiny_redrafter()
         prompt = made.encode([{"role": "user", "content": "one"}])
         made.tokenizer.eos_token_ids = made.generate(prompt, max_tokens=3).token_ids[:1]
@@ -237,7 +237,7 @@ def test_answers_are_as_long_as_asked_if_their_end_is_ignored(
 def test_prompts_and_answers_that_the_context_cannot_hold_are_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, questions: list[str]
 ) -> None:
-    def short(*_: object) -> Redrafter:
+    def short(*_: object, **__: object) -> Redrafter:
         made = tiny_redrafter()
         made.context_length = 60
         return made
