@@ -7,7 +7,7 @@ from pathlib import Path
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.progress import progress_bars
-from redrafter_mlx.cli.terminal import Terminal, sanitise
+from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.runtime.launched import launched_rank
 from redrafter_mlx.runtime.paths import cache_dir, human_size
@@ -42,8 +42,8 @@ def offer_drafter(loading: opt.ModelOptions) -> None:
         return
     licence = listing.licence or known.licence or "not given"
     facts = f"{known.form}, {human_size(listing.weight_bytes)}, license: {licence}"
-    gain = f"drafts for {model}: the same text, usually faster"
-    if not _agrees(terminal, sanitise(f"{known.name} ({facts}) {gain}; fetch it? [Y/n] ")):
+    terminal.say(f"{model} has a drafter: {known.name} ({facts})")
+    if not _agrees(terminal, "fetch it? the text stays the same, and usually comes faster [Y/n] "):
         with contextlib.suppress(OSError):
             _declined(known.name).parent.mkdir(parents=True, exist_ok=True)
             _declined(known.name).touch()
@@ -64,8 +64,12 @@ def _agrees(terminal: Terminal, question: str) -> bool:
         except EOFError:
             terminal.say("")
             return False
+        except KeyboardInterrupt:  # the shell's prompt begins a line of its own
+            terminal.say("")
+            raise
         if answer in ("", "y", "yes", "n", "no"):
             return answer not in ("n", "no")
+        question = "please answer y or n: "
 
 
 def _declined(drafter: str) -> Path:

@@ -80,17 +80,16 @@ def shape_note(
     """Describe shapes that were chosen step by step, for the statistics line.
 
     Args:
-      nodes: the number verified per step, not the number that the shape has room for
+      nodes: the number verified per step, not the number that the shape has room for; above 1 in
+        plain steps if copies of the text were verified
       assumed: whether it is not measured yet what drafts cost on this machine
     """
     if usual is None or nodes is None:
         return None
-    if usual == PLAIN and tokens_per_step > 1:  # copies of the text make few, but long steps
-        return "most steps plain"
+    if usual == PLAIN and tokens_per_step > 1:
+        return f"lookup where the text repeats, N {nodes:.3g}" if nodes > 1 else "most steps plain"
     if usual == PLAIN and assumed:
-        return (
-            "plain until it shows what drafts cost here; `redrafter-mlx tune` measures it at once"
-        )
+        return "plain until the cost of drafts is known; `redrafter-mlx tune MODEL` measures it"
     if usual == PLAIN:
         return "decoding plainly: drafting does not pay here"
     return f"mostly W {usual.width}, L {usual.length}, N {nodes:.3g}"

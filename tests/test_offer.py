@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import constants
 
 from redrafter_mlx.cli import main, options, serve
-from redrafter_mlx.cli.terminal import Terminal
+from redrafter_mlx.cli.terminal import INTERRUPTED, Terminal
 from redrafter_mlx.errors import DownloadError, RedrafterError
 from redrafter_mlx.weights import hub, resolve
 from redrafter_mlx.weights.known_drafters import KnownDrafter
@@ -34,7 +34,16 @@ class Person:
 
     def __call__(self, question: str) -> str:
         self.questions.append(question)
-        return next(self.answers)
+        answer = next(self.answers)
+        if answer == "^C":
+            raise KeyboardInterrupt
+        return answer
+
+    def shown(self) -> str:
+        """Return what the terminal showed, without questions."""
+        stdout = Terminal.standard().stdout
+        assert isinstance(stdout, io.StringIO)
+        return stdout.getvalue()
 
 
 @pytest.fixture
@@ -76,7 +85,8 @@ def test_a_drafter_that_is_known_and_not_here_is_fetched_if_the_user_agrees(
     assert main.run([command, MODEL]) == 1
     assert person.fetched == [REPO]
     for fact in (REPO, MODEL, "EAGLE-3", "4 MB", "mit"):
-        assert fact in person.questions[0]
+        assert fact in person.shown()
+    assert "y or n" in person.questions[1]
     assert capsys.readouterr().err == "error: loaded\n", "a failed download ends no chat"
 
 
@@ -87,6 +97,13 @@ def test_a_refusal_is_kept_and_the_chat_goes_on(person: Person, command: str) ->
         assert main.run([command, MODEL]) == 1
     assert len(person.questions) == 1
     assert person.fetched == []
+
+
+def test_ctrl_c_at_the_question_ends_the_command_and_its_line(person: Person) -> None:
+    person.answers = iter(["^C"])
+    assert main.run(["chat", MODEL]) == INTERRUPTED
+    assert person.fetched == []
+    assert person.shown().endswith("\n\n")
 
 
 @pytest.mark.parametrize(
