@@ -212,6 +212,14 @@ def test_several_dtypes_are_loaded_in_turn(
     assert [m["dtype"] for m in found["models"]] == ["float32", "4bit"]  # type: ignore[attr-defined]
 
 
+def test_quantize_loads_as_for_every_other_command(
+    loader: Loader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = result(capsys, "--quantize", "4", *SHAPES)
+    assert [(asked.dtype, asked.quantize) for asked in loader.asked] == [("auto", 4)]
+    assert [m["dtype"] for m in found["models"]] == ["4bit"]  # type: ignore[attr-defined]
+
+
 def test_several_drafters_are_measured_in_one_run(
     tmp_path: Path, loader: Loader, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -404,6 +412,8 @@ def test_an_error_in_a_later_dtype_leaves_the_figures_of_those_before(
         (["--temperature", "hot"], "--temperature"),
         (["--dtype", "float64"], "float64"),
         (["--dtype", "4bit,"], "--dtype"),
+        (["--quantize", "5"], "quantize is 5"),
+        (["--quantize", "4", "--dtype", "float16"], "--dtype 4bit"),
         (["--num-draft-tokens", "0", "--draft-model", "x"], "--num-draft-tokens holds 0"),
         (["--num-draft-tokens", "5"], "--draft-model"),
         (["--categories", "none"], "none"),

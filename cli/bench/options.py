@@ -20,6 +20,7 @@ from redrafter_mlx.cli.options import MODEL
 from redrafter_mlx.cli.ranges import each_once, parse_integers, parse_numbers, parse_words
 from redrafter_mlx.config import AcceptMethod, DType, Prefixes, SamplingParams, check_choice
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.weights.precision import check_quantize
 
 if TYPE_CHECKING:
     from redrafter_mlx.bench.measure.batches import BatchPlan
@@ -120,6 +121,7 @@ class BenchOptions:
     model: Annotated[str | None, opt.TARGET] = None
     dtype: Annotated[str, Flag(
         f"{', '.join(get_args(_Label))}; several are loaded in turn.", "TYPE,...", MODEL)] = "auto"
+    quantize: Annotated[int | None, Flag("4 is --dtype 4bit, and 8 is 8bit.", "4|8", MODEL)] = None
     offline: Annotated[bool, opt.OFFLINE] = False
     # fmt: on
     only: tuple[Question, ...] = ()
@@ -145,7 +147,16 @@ class BenchOptions:
 
     @cached_property
     def loadings(self) -> list[Loading]:
-        labels = _choices("--dtype", self.dtype, _Label)
+        check_quantize(self.quantize)
+        named = self.dtype
+        if self.quantize is not None:
+            if named != "auto":
+                raise BadInputError(
+                    f"--quantize {self.quantize} is --dtype {self.quantize}bit, and --dtype is "
+                    f"{named} already; give one of them"
+                )
+            named = f"{self.quantize}bit"
+        labels = _choices("--dtype", named, _Label)
         return [Loading(label, *_QUANTIZED.get(label, (label, None))) for label in labels]
 
     @cached_property
