@@ -19,6 +19,10 @@ _COPY_MARGIN = 0.3
 """Minimum number of tokens that a copy must promise beyond the tree as it was drafted. Less is
 within the error of a promise; speeds with 0.1 to 0.6 differ by less than noise."""
 
+_UNSURE_MARGIN = 1.0
+"""The same in addition while it is not known what such a step takes: a wrong copy costs several
+plain steps, which a short answer does not make good."""
+
 _BESIDE_COPY = 0.7
 """Acceptance rate of a drafter's branches where the copy next to them is wrong, as a share of their
 usual rate. Assumed: both tend to fail at the same positions."""
@@ -83,10 +87,9 @@ def best_copies(
                 continue
             seconds = seconds_of(nodes, max(tree.shape.width for tree in trees))
             tokens = sum(tree.tokens for tree in trees) / len(trees)
-            at_most = statistics.cost(nodes) * seconds
-            if not statistics.knows_cost(nodes):
-                at_most += uncertain(nodes, seconds)
-            gain = tokens - pace * at_most
+            doubt = 0.0 if statistics.knows_cost(nodes) else uncertain(nodes, seconds)
+            gain = tokens - pace * (statistics.cost(nodes) * seconds + doubt)
+            gain -= _UNSURE_MARGIN if doubt else 0.0
             if gain > best:
                 best, chosen = gain, (trees, seconds)
     return chosen
