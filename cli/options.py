@@ -100,6 +100,12 @@ class TargetOptions:
         "Quantise the weights to this many bits while loading.", "4|8", MODEL)] = None  # fmt: skip
     offline: Annotated[bool, OFFLINE] = False
 
+    @property
+    def given(self) -> str:
+        """The options that change the weights, as a command repeats them: ` --quantize 4`."""
+        dtype = "" if self.dtype == "auto" else f" --dtype {self.dtype}"
+        return dtype + ("" if self.quantize is None else f" --quantize {self.quantize}")
+
 
 @dataclass(frozen=True)
 class ModelOptions(TargetOptions):

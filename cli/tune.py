@@ -82,7 +82,7 @@ def command(
     from redrafter_mlx.cli.tune_advice import describe_advice, training_estimate, ways_to_draft
 
     costs = tuning.costs
-    ways = ways_to_draft(loaded, costs, _CONTEXT)
+    ways = ways_to_draft(loaded, costs, _CONTEXT, loading.given)
     kept = str(tuning.setup.path) if tuning.kept else None
     why = "cannot be written" if tuning.stores else "is not for drafters of your own code"
     if as_json:
@@ -155,7 +155,7 @@ def describe_choice(expected: ExpectedRates) -> str:
     if _best(expected) == PLAIN:
         return (
             f"falls back to plain decoding: at this drafter's acceptance the best beam shape, "
-            f"{shape}, promises {tokens:.2f} tokens/step and {gain:.2f} times its speed"
+            f"{shape}, is expected to give {tokens:.2f} tokens/step and {gain:.2f} times its speed"
         )
     return (
         f"drafts {shape}: at this drafter's acceptance {tokens:.2f} tokens/step, "

@@ -37,10 +37,15 @@ class Advice:
     command: str
 
 
-def ways_to_draft(loaded: Redrafter, costs: CostModel, context: int) -> list[Advice]:
-    """Return plain decoding, lookup, a published drafter if one is known, and one trained here."""
+def ways_to_draft(
+    loaded: Redrafter, costs: CostModel, context: int, given: str = ""
+) -> list[Advice]:
+    """Return plain decoding, lookup, a published drafter if one is known, and one trained here.
+
+    given: options that the target was loaded with, which the commands repeat
+    """
     name = _name(loaded)
-    chat = f"redrafter-mlx chat {shlex.quote(name)}"
+    chat = f"redrafter-mlx chat {shlex.quote(name)}{given}"
     kinds = [
         ("plain decoding", NOTHING, f"{chat} --drafter none"),
         ("lookup", LOOKUP, f"{chat} --drafter lookup"),
@@ -55,7 +60,7 @@ def ways_to_draft(loaded: Redrafter, costs: CostModel, context: int) -> list[Adv
             nbytes = round(nbytes * quantised_bits(bits) / 16)
         kind = published(nbytes, nbytes_of(loaded.model))
         kinds.append((f"{known.form}, published", kind, command))
-    train = f"redrafter-mlx train {shlex.quote(name)} --hours 8"
+    train = f"redrafter-mlx train {shlex.quote(name)}{given} --hours 8"
     kinds.append(("trained here", TRAINED, train))
     found = []
     for way, kind, command in kinds:

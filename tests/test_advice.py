@@ -101,6 +101,15 @@ def test_tune_ends_in_the_ways_to_draft_and_their_commands(
     assert all(way["command"] in shown for way in ways.values())
 
 
+def test_the_commands_that_tune_proposes_load_the_model_as_it_was_tuned(
+    shell: Callable[..., int],  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert shell("tune", "--quantize", "4", "--dtype", "float32", "--json") == 0
+    for way in json.loads(capsys.readouterr().out)["ways"]:
+        assert "--dtype float32 --quantize 4" in way["command"]
+
+
 def test_training_is_estimated_with_the_model_in_memory_where_a_trial_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
