@@ -59,6 +59,8 @@ def test_corpora_are_listed_with_model_tokens_and_size(
 def test_a_corpus_is_removed_by_the_beginning_of_its_key_with_all_that_is_its(
     shelf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (shelf / KEY / ".DS_Store").touch()  # Finder's, of a folder that was looked at
+    (shelf / KEY / "prompts" / ".DS_Store").touch()
     assert main.run(["corpora", "--remove", "01"]) == 0
     assert KEY in capsys.readouterr().out
     assert not (shelf / KEY).exists()

@@ -74,6 +74,24 @@ def test_what_is_left_of_each_file_is_counted_in_one_line(tmp_path: Path) -> Non
     assert "3 with a message of the role 'tool'" in note
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "half \ud800 a pair"},
+        {"instruction": "v", "output": "\udfff"},
+        messages(("system", "\ud83d"), ("user", "v")),
+        {"turns": ["v", "\udc00"]},
+    ],
+)
+def test_a_row_with_half_a_surrogate_pair_is_left_out_by_name(row: object, tmp_path: Path) -> None:
+    file, unused = tmp_path / "given.jsonl", Counter[str]()
+    file.write_text("\n".join(map(json.dumps, [row, GOOD])))
+    assert read_conversations(file, unused) == [conversation_of(GOOD, "row")]
+    ((why, n),) = unused.items()
+    assert "half a surrogate pair" in why
+    assert n == 1
+
+
 def test_a_file_without_one_usable_row_is_refused_by_its_first(tmp_path: Path) -> None:
     file = tmp_path / "given.jsonl"
     file.write_text("\n".join(map(json.dumps, [messages(("bing", "x")), {"colour": "blue"}])))

@@ -444,6 +444,24 @@ def test_ctrl_c_saves_and_the_same_command_resumes(
     assert len(steps) > len(made)
 
 
+def test_a_resumed_run_removes_what_it_half_wrote_and_nothing_else(
+    model: Path, prompts: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "drafter"
+    given = [*arguments(model, prompts, output), "--epochs", "1"]
+    assert main.run(given) == 0
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for name in ("model.safetensors", "checkpoint.safetensors", "README.md", "loss.png"):
+        (output / f".{ended.pid}-1.{name}").write_text("half")
+    (output / ".notes").touch()
+    (output / f".{os.getpid()}-1.train.toml").touch()  # is being written
+    assert main.run([*given, "--dry-run"]) == 0
+    assert len([*output.glob(".*")]) == 6
+    assert main.run(given) == 0
+    assert {path.name for path in output.glob(".*")} == {".notes", f".{os.getpid()}-1.train.toml"}
+
+
 @pytest.mark.parametrize(
     ("given", "shown"),
     [

@@ -8,13 +8,17 @@ from pathlib import Path
 from redrafter_mlx.distill.corpus.reader import Reader
 from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY
 from redrafter_mlx.distill.corpus.writer import Writer
+from redrafter_mlx.distill.hours import HOURS
 from redrafter_mlx.distill.options_file import OPTIONS
 from redrafter_mlx.distill.report.card import CARD
 from redrafter_mlx.distill.report.metrics import METRICS
+from redrafter_mlx.distill.report.plots import ACCURACY, LOSS
 from redrafter_mlx.distill.training.checkpoint import CHECKPOINT
 from redrafter_mlx.drafting.recognition import CONFIG
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.atomic_write import remove_abandoned
 from redrafter_mlx.runtime.paths import check_writable, existing_part
+from redrafter_mlx.runtime.words import count
 from redrafter_mlx.weights.files.names import WEIGHTS
 
 
@@ -40,6 +44,12 @@ def check_output(folder: Path) -> None:
                 )
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove the half-written files that killed runs left in a drafter's folder."""
+    for name in (CHECKPOINT, CONFIG, WEIGHTS, CARD, OPTIONS, HOURS, LOSS, ACCURACY):
+        remove_abandoned(folder.glob(f".*.{name}"))
+
+
 def least_blocks(source: Writer | Reader, files: Sequence[Path]) -> int:
     """Return the number of blocks needed to hold some out and to train on others.
 
@@ -50,13 +60,13 @@ def least_blocks(source: Writer | Reader, files: Sequence[Path]) -> int:
     held_out = [source.held_out(block) for block in range(tried)]
     if True in held_out and False in held_out:
         return max(held_out.index(True), held_out.index(False)) + 1
-    given = ", ".join(map(str, files))
     if isinstance(source, Reader):
-        raise BadInputError(
-            f"{given} holds {len(source.conversations)} conversations, too few to hold some out "
-            f"and to train on others; give more than {source.batch}"
-        )
+        held = count(len(source.conversations), "conversation")
+        remedy = f"give more than {source.batch}"
+    else:
+        held = count(len(source.prompts), "prompt")
+        remedy = "give more, or let the target write some (own_share)"
     raise BadInputError(
-        f"{given} holds {len(source.prompts)} prompts, too few to hold some out and to train "
-        f"on others; give more, or let the target write some (own_share)"
+        f"{', '.join(map(str, files))} holds {held}, too few to hold some out and to train on "
+        f"others; {remedy}"
     )

@@ -36,7 +36,7 @@ from redrafter_mlx.distill.memory_plan import (
     states_held,
 )
 from redrafter_mlx.distill.options_file import OPTIONS, to_toml
-from redrafter_mlx.distill.preflight import check_output, least_blocks
+from redrafter_mlx.distill.preflight import check_output, least_blocks, remove_leftovers
 from redrafter_mlx.distill.report.card import TrainingReport, write_card
 from redrafter_mlx.distill.report.metrics import MetricsLog, best_quality, training_seconds
 from redrafter_mlx.distill.report.plots import draw_plots
@@ -111,6 +111,7 @@ class TrainingRun:
         )
         target, source = Target(self.loaded.model), self.loaded.source
         if not dry:
+            remove_leftovers(job.output)
             check_trees(target)
         self.recipe = recipe_for(
             job.drafter, target, source.name, source.fingerprint, job.training.draft_length

@@ -123,10 +123,12 @@ class CorpusGoal:
         """Raise BadInputError for a whole corpus of fewer than `least_tokens`, read from `data`."""
         if size.answer_tokens < self.least_tokens:
             full = size.bytes >= self.max_bytes
+            left_out = describe_left_out(size.left_out)
             raise BadInputError(
                 f"the corpus holds {size.answer_tokens} answer tokens in {size.bytes} bytes, too "
                 f"few to train on; "
                 + ("raise cache_bytes" if full else f"{data} has no more of use")
+                + (f" (left out: {left_out})" if left_out else "")
             )
 
 

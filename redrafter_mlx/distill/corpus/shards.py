@@ -182,6 +182,8 @@ def naming_damage(path: Path, remedy: str = "delete it and run the same command"
     """Turn an error about a file's contents into DamagedFileError, which names the file."""
     try:
         yield
+    except DamagedFileError as error:  # of its header, which names the file
+        raise DamagedFileError(f"{error}; {remedy}") from None
     except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
         raise DamagedFileError(f"{path} cannot be used: {error}; {remedy}") from None
 

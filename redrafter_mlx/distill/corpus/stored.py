@@ -21,6 +21,9 @@ _FORMAT = "redrafter-mlx corpus "
 
 _BLOCK = re.compile(r"block-\d{6}\.safetensors")
 _PARTIAL = re.compile(r"\.\d+-\d+\.block-\d{6}\.safetensors")
+_FINDER = ".DS_Store"
+"""File that macOS leaves in each folder that was looked at."""
+
 _BESIDE = re.compile(r"prompts|read-[0-9a-f]{16}|(?:states|whole)(?:-\d+)*")
 """Names of a corpus's files, whole or being written, and of its folders; see extras.py."""
 
@@ -98,7 +101,7 @@ def _contents(corpus: Path) -> tuple[list[Path], list[Path]]:
         folders += [above / name for name in inner]
     for file in files:
         named = _BLOCK.fullmatch(file.name) or _PARTIAL.fullmatch(file.name)
-        if not named or file.is_symlink():
+        if not (named or file.name == _FINDER) or file.is_symlink():
             raise BadInputError(f"{file} is not of a corpus; nothing was removed")
     for folder in folders:
         if not _BESIDE.fullmatch(folder.name) or folder.is_symlink():

@@ -15,7 +15,6 @@ from mlx.utils import tree_flatten, tree_unflatten
 from redrafter_mlx.distill.checked_arrays import load_arrays, save_arrays
 from redrafter_mlx.distill.corpus.shards import naming_damage
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.atomic_write import remove_abandoned
 
 CHECKPOINT = "checkpoint.safetensors"
 FORMAT = "redrafter-mlx training 2"
@@ -90,7 +89,6 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
     Raises DamagedFileError, naming the file, if it is not a checkpoint.
     """
     path = folder / CHECKPOINT
-    remove_abandoned(folder.glob(f".*.{CHECKPOINT}"))
     if not path.exists():
         return None
     with naming_damage(path, "delete it to train from the start"):

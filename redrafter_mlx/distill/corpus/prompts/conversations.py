@@ -102,8 +102,20 @@ def conversation_of(row: object, where: str) -> Conversation | None:
 def _used(row: object) -> tuple[Conversation | None, str | None]:
     """Return the conversation of a row as far as it can be used, and why no further.
 
-    Raises BadInputError, with the reason alone, for a row of no known form.
+    Raises BadInputError, with the reason alone, for a row of no known form, or whose text is none.
     """
+    conversation, cut = _read(row)
+    if conversation is not None:
+        texts = (*conversation.turns, *conversation.answers, conversation.system or "")
+        try:
+            " ".join(texts).encode()
+        except UnicodeEncodeError:
+            raise BadInputError("half a surrogate pair, which is no text") from None
+    return conversation, cut
+
+
+def _read(row: object) -> tuple[Conversation | None, str | None]:
+    """Return as `_used`, of any strings."""
     if isinstance(row, str):
         return (Conversation((row.strip(),)) if row.strip() else None), None
     if not isinstance(row, dict):
