@@ -82,7 +82,7 @@ def command(
     from redrafter_mlx.cli.tune_advice import describe_advice, training_estimate, ways_to_draft
 
     costs = tuning.costs
-    ways = ways_to_draft(loaded, costs, _CONTEXT, loading.given)
+    ways = ways_to_draft(loaded, costs, _CONTEXT, loading.given, raw=raw)
     kept = str(tuning.setup.path) if tuning.kept else None
     why = "cannot be written" if tuning.stores else "is not for drafters of your own code"
     if as_json:

@@ -38,14 +38,16 @@ class Advice:
 
 
 def ways_to_draft(
-    loaded: Redrafter, costs: CostModel, context: int, given: str = ""
+    loaded: Redrafter, costs: CostModel, context: int, given: str = "", *, raw: bool = False
 ) -> list[Advice]:
     """Return plain decoding, lookup, a published drafter if one is known, and one trained here.
 
     given: options that the target was loaded with, which the commands repeat
+    raw: whether the commands are for plain text, without chat template
     """
     name = _name(loaded)
-    chat = f"redrafter-mlx chat {shlex.quote(name)}{given}"
+    model = shlex.quote(name) + given
+    chat = f"redrafter-mlx generate {model} TEXT --raw" if raw else f"redrafter-mlx chat {model}"
     kinds = [
         ("plain decoding", NOTHING, f"{chat} --drafter none"),
         ("lookup", LOOKUP, f"{chat} --drafter lookup"),
@@ -60,7 +62,7 @@ def ways_to_draft(
             nbytes = round(nbytes * quantised_bits(bits) / 16)
         kind = published(nbytes, nbytes_of(loaded.model))
         kinds.append((f"{known.form}, published", kind, command))
-    train = f"redrafter-mlx train {shlex.quote(name)}{given} --hours 8"
+    train = f"redrafter-mlx train {model} --hours 8" + (" --raw --data FILE" if raw else "")
     kinds.append(("trained here", TRAINED, train))
     found = []
     for way, kind, command in kinds:

@@ -110,6 +110,16 @@ def test_the_commands_that_tune_proposes_load_the_model_as_it_was_tuned(
         assert "--dtype float32 --quantize 4" in way["command"]
 
 
+def test_tune_on_plain_text_proposes_commands_for_plain_text(
+    shell: Callable[..., int],  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert shell("tune", "--raw", "--json") == 0
+    for way in json.loads(capsys.readouterr().out)["ways"]:
+        assert " --raw" in way["command"]
+        assert " chat " not in way["command"]
+
+
 def test_training_is_estimated_with_the_model_in_memory_where_a_trial_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -752,7 +752,7 @@ def test_generate_names_the_shape_it_drafted_most(
     asked = ("generate", "--raw", "-p", "Hel", "--max-tokens", "20")
     assert shell(*asked) == 0
     (note,) = capsys.readouterr().err.splitlines()
-    assert "what drafts cost" in note
+    assert "cost of drafts" in note
     assert "does not pay" not in note, "nobody knows yet"
     assert shell("tune") == 0
     capsys.readouterr()
