@@ -662,6 +662,17 @@ def test_an_odd_schema_of_a_tool_does_not_refuse_the_request(
     assert not written(made, call("weather", '{"city": "Bern", "days": 1}'))
 
 
+def test_a_tool_without_parameters_takes_no_arguments() -> None:
+    """As in OpenAI's API; an empty schema allows any."""
+    now: dict[str, Any] = {"type": "function", "function": {"name": "now"}}
+    text = '<tool_call>{"name": "now", "arguments": %s}</tool_call>'
+    without = plan(model(), ASKED, tools=[now], tool_choice="required")
+    assert written(without, text % "{}")
+    assert not written(without, text % '{"x": 1}')
+    now["function"]["parameters"] = {}
+    assert written(plan(model(), ASKED, tools=[now], tool_choice="required"), text % '{"x": 1}')
+
+
 @pytest.mark.parametrize("strict", [None, False])
 def test_a_format_that_is_not_strict_may_have_rules_that_grammars_do_not_know(
     strict: bool | None,

@@ -256,3 +256,31 @@ def test_a_model_whose_calls_follow_a_header_reads_calls_as_json_where_those_are
     assert parts(of_json, [in_json]) == ([("g", {"x": 1})], "")
     said = "to=user<|message|>" + own
     assert parts(OutputParser(of_model, []), [said]) == ([], own)
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("gemma4", '<|tool_call>call:f.x-y{string:<|"|>a<|"|>,integer:5,string:<|"|>b<|"|>}'
+                   "<tool_call|>"),
+        ("pythonic", '<|tool_call_start|>[f.x-y("a", 5, string="b")]<|tool_call_end|>'),
+        ("kimi_k3", '<|open|>tools<|sep|><|open|>call tool="g" index="1"<|sep|>'
+                    '<|open|>argument key="x" so <|close|>tools<|sep|>1<|close|>argument<|sep|>'
+                    "<|close|>call<|sep|><|close|>tools<|sep|>"),
+    ],
+)  # fmt: skip
+def test_no_value_of_a_call_is_lost_to_another_of_its_key_or_to_a_broken_tag(
+    form: str, text: str
+) -> None:
+    for pieces in ([text], list(text)):
+        assert parts(parser(form), pieces) == ([], text)
+
+
+@pytest.mark.parametrize("form", ["gemma4", "function_gemma"])
+def test_text_and_a_call_of_an_unknown_tool_after_a_call_are_content(form: str) -> None:
+    write = next(write for known, write in WRITERS if known == form)
+    given = {"string": "a", "integer": 5, "nullable": None}
+    text = f" so {write('unknown', given)}"
+    whole = write("f.x-y", given) + text
+    for pieces in ([whole], list(whole)):
+        assert parts(parser(form), pieces) == ([("f.x-y", given)], text.lstrip())

@@ -13,6 +13,9 @@ from redrafter_mlx.structured.json_schema import UNUSABLE, fault_of, json_term
 
 _NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
+_NO_PARAMETERS: Mapping[str, object] = {"properties": {}}
+"""What a function takes whose `parameters` are left out, as in OpenAI's API."""
+
 _GUIDE = """\
 You can call functions. Each of these lines describes one, with the JSON schema of its arguments:
 <tools>
@@ -80,7 +83,7 @@ def read_tools(given: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
         if not isinstance(function, Mapping):
             raise BadInputError(f"{where}.function: give an object with a name")
         where += ".function"
-        name, schema = function.get("name"), function.get("parameters") or {}
+        name, schema = function.get("name"), function.get("parameters", _NO_PARAMETERS) or {}
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise BadInputError(f"{where}.name: {name!r:.80}; give 1 to 128 letters, digits, _-.")
         if any(name == known.name for known in tools):

@@ -13,7 +13,7 @@ from redrafter_mlx.weights.calls.json_calls import JSON_LEADS, JSONForm, calls_i
 from redrafter_mlx.weights.calls.quoted_calls import GemmaForm, PythonForm
 from redrafter_mlx.weights.calls.tagged_calls import TaggedForm
 
-_XTML = r"<\|open\|>{}((?!<\|sep\|>).)*?"
+_XTML = r"<\|open\|>{}[^<]*?"
 
 FORMS: dict[str, Form] = {
     "json_tools": JSONForm(leads=JSON_LEADS),
@@ -74,9 +74,9 @@ FORMS: dict[str, Form] = {
     ),
     "kimi_k3": TaggedForm(
         leads=("<|open|>call",),
-        head=_XTML.format("call") + r"\btool=\"NAME\"((?!<\|sep\|>).)*<\|sep\|>",
+        head=_XTML.format("call") + r"\btool=\"NAME\"[^<]*<\|sep\|>",
         opening=r"<\|open\|>argument(?=[^<]*?\btype=\"(?P<type>\w+)\"|)"
-                r"[^<]*?\bkey=\"(?P<key>[^\"]*)\"((?!<\|sep\|>).)*<\|sep\|>",
+                r"[^<]*?\bkey=\"(?P<key>[^\"]*)\"[^<]*<\|sep\|>",
         closing="<|close|>argument<|sep|>",
         ending="<|close|>call<|sep|>",
         whole=(_XTML.format("json") + r"<\|sep\|>", "<|close|>json<|sep|>"),

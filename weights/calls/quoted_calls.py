@@ -63,6 +63,8 @@ def _python_arguments(text: str, at: int, root: Schema) -> tuple[dict[str, objec
             if keyword is None and len(arguments) >= len(order):
                 raise NoCallError
             key = keyword[1] if keyword else order[len(arguments)]
+            if key in arguments:
+                raise NoCallError
             raw = text[keyword.end() if keyword else at : end].strip()
             arguments[key] = literal(raw, parameter(root, key), root)
         at = end + 1
@@ -113,7 +115,7 @@ class _GemmaReader:
     def __init__(self, quote: str, text: str, root: Schema) -> None:
         self._quote, self._text, self._root = quote, text, root
         q = re.escape(quote)
-        key = rf'\s*(?:{q}(?P<quoted>.*?){q}|"(?P<json>[^"]*)"|(?P<bare>[^\s:{{}}\[\],]+))\s*:\s*'
+        key = rf'\s*(?:{q}(?P<quoted>.*?){q}|"(?P<json>[^"]*)"|(?P<bare>[^\s:{{}}\[\],<>]+))\s*:\s*'
         self._key = re.compile(key, re.DOTALL)
         self._any_key = re.sub(r"\?P<\w+>", "?:", key)
         self._any_item = rf"\s*(?:{q}|[\[{{\d-]|true|false|null)"
@@ -132,6 +134,8 @@ class _GemmaReader:
             if key is None:
                 raise NoCallError
             name = next(one for one in key.groups() if one is not None)
+            if name in found:
+                raise NoCallError
             found[name], at = self._value(key.end(), after, schema_of(name))
         return found, ended.end()
 
