@@ -109,12 +109,23 @@ def test_every_drafter_answers_greedily_and_by_typical_acceptance(
     found = paper(capsys, "v1-table1", *questions, *ONCE, "--drafter", "a", "--drafter", "lookup",
                   "--beam-width", "2", "--beam-length", "3")  # fmt: skip
     (measured,) = found["paper"]["measured"]
-    cases = columns(measured, "drafter", "accept", "T")
+    cases = columns(measured, "drafter or method", "accept", "T")
     assert {("a", "greedy", "0"), ("a", "typical", "0.7"), ("lookup", "greedy", "0"),
             ("lookup", "typical", "0.7"), ("mlx-lm", "", "0")} <= set(cases)  # fmt: skip
-    sizes = dict(columns(measured, "drafter", "size"))
+    sizes = dict(columns(measured, "drafter or method", "size"))
     assert sizes["a"].endswith("M")
     assert sizes["lookup"] == sizes["mlx-lm"] == ""
+    assert "drafter" not in measured["columns"]
+
+
+def test_the_rows_of_an_only_drafter_are_named_beside_those_without_drafts(
+    capsys: pytest.CaptureFixture[str], questions: list[str]
+) -> None:
+    found = paper(capsys, "v1-table1", *questions, *ONCE, "--drafter", "a")
+    (measured,) = found["paper"]["measured"]
+    names = [name for (name,) in columns(measured, "drafter or method")]
+    assert all(names)
+    assert sum(name.startswith("redrafter") for name in names) == 2
 
 
 def test_a_speed_over_greedy_decoding_is_paired_with_the_published_one(

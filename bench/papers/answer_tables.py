@@ -40,6 +40,7 @@ COLUMNS: Mapping[str, Callable[[Evidence, Row], str]] = {
     "dtype": lambda _, row: row.dtype,
     "method": lambda _, row: row.method.name,
     "drafter": lambda _, row: _drafter(row),
+    "drafter or method": lambda _, row: row.method.drafter or tables.label(row),
     "size": lambda known, row: number(_millions(known, row), ",.1f", "M"),
     "form": lambda known, row: str(_trained(known, row, "drafter").get("form", _UNKNOWN)),
     "labels": lambda known, row: _labels(known, row),

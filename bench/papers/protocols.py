@@ -131,8 +131,9 @@ PROTOCOLS = (
         **_MT_BENCH, **_TRAINED, "beam_width": "6", "beam_length": "5", "temperature": "1",
         "accept": "rejection"}),
     PaperProtocol("v1-table1", "answers", by_answer.whole_table, Layout(
-        "Drafters, greedy and by typical acceptance", f"drafter, accept, T, size, {_FIGURES}",
-        "size: the drafter's parameters"), {
+        "Drafters, greedy and by typical acceptance",
+        f"drafter or method, accept, T, size, {_FIGURES}",
+        "size: the drafter's parameters", covers=("drafter",)), {
         **_MT_BENCH, "temperature": "0,0.7", "accept": "greedy,typical"}, installed=True),
     PaperProtocol("v1-table2", "answers", by_answer.whole_table, Layout(
         "Acceptance methods",
