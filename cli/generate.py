@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections import Counter
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,7 @@ from redrafter_mlx.cli.terminal import (
     Terminal,
     loss_note,
     shape_note,
+    shares_line,
     statistics_line,
 )
 from redrafter_mlx.config import GenerationOptions
@@ -25,6 +27,7 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.words import count
 
 if TYPE_CHECKING:
+    from redrafter_mlx.decoding.step_result import Source
     from redrafter_mlx.engine.engine import Redrafter
 
 Prompt = str | list[dict[str, str]]
@@ -105,6 +108,7 @@ def print_answer(
 ) -> None:
     """Stream the answer to stdout, then print one line of statistics to stderr."""
     last, end = None, ""
+    sources: Counter[Source] = Counter()
     with (
         PrefillLine(terminal.stderr) as line,
         contextlib.closing(
@@ -115,6 +119,7 @@ def print_answer(
             for token in tokens:
                 line.erase()
                 terminal.write(token.text)
+                sources[token.source] += 1
                 last, end = token, (token.text or end)[-1:]
         finally:
             if end != "\n":
@@ -129,5 +134,5 @@ def print_answer(
     memory = f"peak {last.peak_memory:.2f} GB"
     rates = (last.generation_tokens, last.generation_tps, last.tokens_per_step)
     steps = (last.usual_shape, last.usual_nodes, last.tokens_per_step)
-    shape = shape_note(*steps, assumed=model.costs_assumed)
+    shape = shape_note(*steps, shares_line(sources), assumed=model.costs_assumed)
     terminal.note(statistics_line(*rates, shape, loss_note(options), note, read, memory))

@@ -75,19 +75,24 @@ def check_text(what: str, text: str) -> str:
 
 
 def shape_note(
-    usual: BeamShape | None, nodes: float | None, tokens_per_step: float, *, assumed: bool = False
+    usual: BeamShape | None,
+    nodes: float | None,
+    tokens_per_step: float,
+    shares: str | None = None,
+    *,
+    assumed: bool = False,
 ) -> str | None:
     """Describe shapes that were chosen step by step, for the statistics line.
 
     Args:
-      nodes: the number verified per step, not the number that the shape has room for; above 1 in
-        plain steps if copies of the text were verified
+      nodes: the number verified per step, not the number that the shape has room for
+      shares: of drafted tokens, which a few steps among plain ones may hold, see `shares_line`
       assumed: whether it is not measured yet what drafts cost on this machine
     """
     if usual is None or nodes is None:
         return None
     if usual == PLAIN and tokens_per_step > 1:
-        return f"lookup where the text repeats, N {nodes:.3g}" if nodes > 1 else "most steps plain"
+        return f"tokens from {shares}, most steps plain" if shares else "most steps plain"
     if usual == PLAIN and assumed:
         return "plain until the cost of drafts is known; `redrafter-mlx tune MODEL` measures it"
     if usual == PLAIN:

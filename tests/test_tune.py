@@ -788,7 +788,7 @@ def test_the_statistics_line_says_when_it_decodes_plainly(
     assert "plainly" not in capsys.readouterr().err
     assert shape_note(BeamShape(2, 4, 6), 4.25, 1.5) == "mostly W 2, L 4, N 4.25"
     assert shape_note(PLAIN, 1.0, 1.4) == "most steps plain"
-    assert "lookup" in str(shape_note(PLAIN, 6.5, 4.9)), "copies were verified in plain steps"
+    assert "lookup 80%" in str(shape_note(PLAIN, 1.0, 4.9, "lookup 80%")), "a few steps were long"
 
 
 def test_asking_for_the_best_shape_begins_no_text(bench: Bench, model: nn.Module) -> None:

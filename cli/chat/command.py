@@ -258,9 +258,10 @@ def finish_answer(
     elif chat.show_statistics:
         rates = (last.generation_tokens, last.generation_tps, last.tokens_per_step)
         steps = (last.usual_shape, last.usual_nodes, last.tokens_per_step)
-        shape = shape_note(*steps, assumed=chat.model.costs_assumed)
-        shares = shares_line(sources) if chat.show_drafts else None
-        chat.terminal.note(statistics_line(*rates, shares, shape, loss_note(chat.options), note))
+        shares, shown = shares_line(sources), chat.show_drafts
+        shape = shape_note(*steps, None if shown else shares, assumed=chat.model.costs_assumed)
+        notes = (shares if shown else None, shape, loss_note(chat.options), note)
+        chat.terminal.note(statistics_line(*rates, *notes))
 
 
 @contextlib.contextmanager
