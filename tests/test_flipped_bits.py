@@ -20,7 +20,8 @@ from redrafter_mlx.distill.corpus.shards import (
     save_shard,
     summarise_shard,
 )
-from redrafter_mlx.distill.hours import Plan, Schedule
+from redrafter_mlx.distill.hours import Schedule
+from redrafter_mlx.distill.hours_plan import Plan
 from redrafter_mlx.distill.training.checkpoint import (
     Checkpoint,
     Progress,

@@ -24,15 +24,8 @@ from redrafter_mlx.cli import main
 from redrafter_mlx.distill.checked_arrays import digest_of
 from redrafter_mlx.distill.estimate import Estimate, largest_trial
 from redrafter_mlx.distill.evaluation.speed import MeasuredRow
-from redrafter_mlx.distill.hours import (
-    HOURS,
-    BlockSize,
-    Pace,
-    Plan,
-    Schedule,
-    final_plan,
-    first_plan,
-)
+from redrafter_mlx.distill.hours import HOURS, Schedule
+from redrafter_mlx.distill.hours_plan import BlockSize, Pace, Plan, final_plan, first_plan
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.run import TrainingRun
 from redrafter_mlx.distill.training.trainer import Evaluation, Step
@@ -306,8 +299,8 @@ def test_train_hours_ends_with_a_drafter_and_resumes_as_the_same_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """There is time for more passes, but the limits set here end the run earlier."""
-    for name, value in (("_MOST_EPOCHS", 0.5), ("_EVALUATIONS", (1, 1)), ("_QUESTIONS", (0, 0))):
-        monkeypatch.setattr(f"redrafter_mlx.distill.hours.{name}", value)
+    for name, value in (("_MOST_EPOCHS", 0.5), ("_EVALUATIONS", (1, 1)), ("QUESTIONS", (0, 0))):
+        monkeypatch.setattr(f"redrafter_mlx.distill.hours_plan.{name}", value)
     output = tmp_path / "drafter"
     asked = [*arguments(model, prompts, output, {"": {"answer_tokens": None}}), "--hours", "0.03"]
     assert main.run(asked) == 0
@@ -344,8 +337,8 @@ def test_a_corpus_whose_last_block_is_empty_is_found_again(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, value in (("_MOST_EPOCHS", 0.5), ("_EVALUATIONS", (1, 1)), ("_QUESTIONS", (0, 0))):
-        monkeypatch.setattr(f"redrafter_mlx.distill.hours.{name}", value)
+    for name, value in (("_MOST_EPOCHS", 0.5), ("_EVALUATIONS", (1, 1)), ("QUESTIONS", (0, 0))):
+        monkeypatch.setattr(f"redrafter_mlx.distill.hours_plan.{name}", value)
     data = tmp_path / "data.jsonl"
     rows = [{"prompt": f"Question {i}?", "answer": f"It is {i} times {i}. " * 4} for i in range(64)]
     rows.append({"prompt": "Question 64?", "answer": "It is too long. " * 999})

@@ -45,10 +45,11 @@ FLOORS = {
         "training",
         "report",
         "memory_plan",
-        "preflight",
         "sizes",
         "estimate",
+        "hours_plan",
         "hours",
+        "preflight",
         "run",
     ),
 }

@@ -26,7 +26,8 @@ from redrafter_mlx.distill.corpus.written import WrittenCorpus
 from redrafter_mlx.distill.estimate import Estimate, estimate, plain_seconds
 from redrafter_mlx.distill.evaluation.speed import TIMED_TOKENS, MeasuredRow, measure_speed
 from redrafter_mlx.distill.forms.registry import recipe_for
-from redrafter_mlx.distill.hours import PLANNED_EPOCHS, BlockSize, Pace, Schedule
+from redrafter_mlx.distill.hours import Schedule
+from redrafter_mlx.distill.hours_plan import PLANNED_EPOCHS, BlockSize, Pace
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.memory_plan import (
     MemoryPlan,
