@@ -444,6 +444,19 @@ def test_ctrl_c_saves_and_the_same_command_resumes(
     assert len(steps) > len(made)
 
 
+@pytest.mark.parametrize(("more", "own"), [([], True), (["--raw"], False)])
+def test_too_few_prompts_are_refused_with_a_remedy_that_is_allowed(
+    more: list[str], own: bool, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that only continues plain texts writes no prompts."""
+    one = tmp_path / "one.txt"
+    one.write_text("Who?")
+    assert main.run([*arguments(model, one, tmp_path / "drafter"), *more]) == 1
+    refused = unwrapped(capsys.readouterr().err)
+    assert "holds 1 prompt," in refused
+    assert ("own_share" in refused) is own
+
+
 def test_a_resumed_run_removes_what_it_half_wrote_and_nothing_else(
     model: Path, prompts: Path, tmp_path: Path
 ) -> None:

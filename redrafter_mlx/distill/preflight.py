@@ -65,7 +65,7 @@ def least_blocks(source: Writer | Reader, files: Sequence[Path]) -> int:
         remedy = f"give more than {source.batch}"
     else:
         held = count(len(source.prompts), "prompt")
-        remedy = "give more, or let the target write some (own_share)"
+        remedy = "give more" + ("" if source.raw else ", or let the target write some (own_share)")
     raise BadInputError(
         f"{', '.join(map(str, files))} holds {held}, too few to hold some out and to train on "
         f"others; {remedy}"
