@@ -295,3 +295,15 @@ query rows, depending on chip and weights."""
 
 PLAIN = BeamShape(1, 1)
 """Plain decoding as a shape: the root alone."""
+
+
+def check_quantize(quantize: int | None) -> None:
+    """Raise BadInputError unless weights can be quantised to these bits."""
+    if quantize is not None and (isinstance(quantize, bool) or quantize not in (4, 8)):
+        raise BadInputError(f"quantize is {quantize!r}; it must be 4 or 8 bits")
+
+
+def check_drafter_bits(bits: int | None, name: str = "drafter_bits") -> None:
+    """Raise BadInputError, naming the option, unless a drafter's weights can have these bits."""
+    if bits is not None and (isinstance(bits, bool) or bits not in (4, 8, 16)):
+        raise BadInputError(f"{name} is {bits!r}; it must be 4, 8 or, as stored, 16 bits")

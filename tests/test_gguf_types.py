@@ -10,8 +10,8 @@ import pytest
 from weights_samples import gguf_metadata, gguf_tensors, llama_model, write_gguf
 
 from redrafter_mlx.loading.target import load_target
-from redrafter_mlx.weights.gguf.header import read_header
-from redrafter_mlx.weights.gguf.tensors import BITS, GROUP_SIZE, READABLE, read_tensors
+from redrafter_mlx.weights.gguf.header import BITS, READABLE, read_header
+from redrafter_mlx.weights.gguf.tensors import GROUP_SIZE, read_tensors
 
 gguf = pytest.importorskip("gguf")
 

@@ -85,7 +85,7 @@ def test_accuracy_in_training_is_along_texts_of_several_blocks_that_are_trained_
     run = TrainingRun(make_job({**keys, **tables}, tmp_path / "out"))
     run.write()
     trainer = run._trainer()
-    trained_on, _ = run._hold_out()
+    trained_on, _ = run._corpus.parts
     blocks = [[text.prompt for text in load_shard(shard).texts] for shard in trained_on]
     seen = [text.prompt for text in trainer.seen]
     assert all(any(prompt in own for own in blocks) for prompt in seen)

@@ -8,10 +8,9 @@ from redrafter_mlx.bench.show.plot import check_plot
 from redrafter_mlx.bench.show.report_folder import check_report
 from redrafter_mlx.cli.bench.options import MOST_AT_ONCE, BenchOptions
 from redrafter_mlx.cli.flag import option_name
-from redrafter_mlx.config import check_int
+from redrafter_mlx.config import check_drafter_bits, check_int
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.launched import launched_rank
-from redrafter_mlx.weights.precision import check_drafter_bits
 
 
 def check_comparison(options: BenchOptions) -> None:

@@ -18,9 +18,15 @@ from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.flag import Flag
 from redrafter_mlx.cli.options import MODEL
 from redrafter_mlx.cli.ranges import each_once, parse_integers, parse_numbers, parse_words
-from redrafter_mlx.config import AcceptMethod, DType, Prefixes, SamplingParams, check_choice
+from redrafter_mlx.config import (
+    AcceptMethod,
+    DType,
+    Prefixes,
+    SamplingParams,
+    check_choice,
+    check_quantize,
+)
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.weights.precision import check_quantize
 
 if TYPE_CHECKING:
     from redrafter_mlx.bench.measure.batches import BatchPlan

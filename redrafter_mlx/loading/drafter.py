@@ -14,6 +14,7 @@ from typing import cast
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from redrafter_mlx.config import check_drafter_bits
 from redrafter_mlx.distributed.mirror import MirroredTarget
 from redrafter_mlx.drafting.checked import bound
 from redrafter_mlx.drafting.combined import Combined
@@ -45,7 +46,6 @@ from redrafter_mlx.weights import Progress
 from redrafter_mlx.weights.fit.model_size import bits_of_drafter
 from redrafter_mlx.weights.fit.needs import stored_model
 from redrafter_mlx.weights.known_drafters import KnownDrafter, known_drafters
-from redrafter_mlx.weights.precision import check_drafter_bits
 from redrafter_mlx.weights.registry import REGISTRY
 from redrafter_mlx.weights.resolve import find_local, is_repo, resolve
 

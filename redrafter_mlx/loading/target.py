@@ -13,7 +13,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.config import DType, check_choice
+from redrafter_mlx.config import DType, check_choice, check_quantize
 from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.distributed.mirror import Mirror
 from redrafter_mlx.distributed.sharding import Sharing, shard
@@ -39,7 +39,6 @@ from redrafter_mlx.weights.folder import load_folder
 from redrafter_mlx.weights.gguf.load import load_gguf
 from redrafter_mlx.weights.precision import (
     Precision,
-    check_quantize,
     convert,
     dequantise,
     packed_layers,
