@@ -133,8 +133,8 @@ def test_the_smallest_tree_is_the_first_that_is_tried(name: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_copy_of_the_text_that_pays_only_at_assumed_costs_is_not_verified(backend: str) -> None:
-    """One that surely pays is."""
+def test_copies_are_short_until_it_is_known_what_they_take(backend: str) -> None:
+    """Except after a long match, which holds; and one that pays only as assumed is not verified."""
     assumed = ASSUMED[backend]
     measured = replace(assumed, assumed_rows=())
 
@@ -145,6 +145,6 @@ def test_a_copy_of_the_text_that_pays_only_at_assumed_costs_is_not_verified(back
         return 0 if plan is None else len(plan.copies[0].tokens)
 
     page = [*range(100, 140)]
-    matches = [[*page, 7, *page[:length]] for length in (2, 3, 8)]
-    assert copied(measured, matches[1]) == 3
-    assert [copied(assumed, text) for text in matches] == [0, 0, 31]
+    matches = [[*page, 7, *page[:length]] for length in (2, 6, 8)]
+    assert copied(measured, matches[1]) == 7
+    assert [copied(assumed, text) for text in matches] == [0, 3, 31]

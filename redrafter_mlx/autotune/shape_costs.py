@@ -96,13 +96,18 @@ class ShapeCosts:
     def uncertain(self, nodes: int, seconds: float) -> float:
         """Return by how much longer a step of `nodes` may take than its assumed `seconds`.
 
-        It is 0 where costs are measured. The first step of its kind compiles graphs, too.
+        The first step of its kind compiles graphs, too. It is 0 where costs are measured.
         """
-        times = self._times.of(self.batch)
-        if not self._costs.is_assumed(nodes, self.batch):
+        assumed = self._costs.is_assumed(nodes, self.batch)
+        new = assumed and not self._times.of(self.batch).used(nodes)
+        return self.doubt(nodes, seconds) + (_FIRST_USE * self.plain_seconds if new else 0.0)
+
+    def doubt(self, nodes: int, seconds: float) -> float:
+        """Return the same without compilation."""
+        known = self._times.of(self.batch).timed(nodes)
+        if known or not self._costs.is_assumed(nodes, self.batch):
             return 0.0
-        doubt = 0.0 if times.timed(nodes) else (_ASSUMED_FACTOR - 1) * seconds
-        return doubt + (0.0 if times.used(nodes) else _FIRST_USE * self.plain_seconds)
+        return (_ASSUMED_FACTOR - 1) * seconds
 
     def _is_certain(self, nodes: int) -> bool:
         times = self._times.of(self.batch)

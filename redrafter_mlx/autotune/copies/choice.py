@@ -19,9 +19,9 @@ _COPY_MARGIN = 0.3
 """Minimum number of tokens that a copy must promise beyond the tree as it was drafted. Less is
 within the error of a promise; speeds with 0.1 to 0.6 differ by less than noise."""
 
-_UNSURE_MARGIN = 1.0
-"""The same in addition while it is not known what such a step takes: a wrong copy costs several
-plain steps, which a short answer does not make good."""
+_UNSURE_DRAFTS = 3
+"""Maximum number of drafts copied from a match that is not long while it is not known what such a
+step takes: a wrong copy of more can cost several plain steps, a tenth of a short answer."""
 
 _BESIDE_COPY = 0.7
 """Acceptance rate of a drafter's branches where the copy next to them is wrong, as a share of their
@@ -79,6 +79,8 @@ def best_copies(
     """
     best = sum(row.tokens for row in rows) / len(rows) - pace * drafted_seconds + _COPY_MARGIN
     chosen = None
+    long = any(row.match is not None and row.match.matched >= LONG_MATCH for row in rows)
+    most_unsure = _COPY_LENGTHS[-1] if long else _UNSURE_DRAFTS
     for count in (n for n in _COPY_LENGTHS if n <= max(_most_copied(row.match) for row in rows)):
         for joined in (False, True) if any(row.branches for row in rows) else (False,):
             trees = [_with_copy(row, count, joined, statistics) for row in rows]
@@ -88,8 +90,9 @@ def best_copies(
             seconds = seconds_of(nodes, max(tree.shape.width for tree in trees))
             tokens = sum(tree.tokens for tree in trees) / len(trees)
             doubt = 0.0 if statistics.knows_cost(nodes) else uncertain(nodes, seconds)
+            if doubt and count > most_unsure:
+                continue
             gain = tokens - pace * (statistics.cost(nodes) * seconds + doubt)
-            gain -= _UNSURE_MARGIN if doubt else 0.0
             if gain > best:
                 best, chosen = gain, (trees, seconds)
     return chosen

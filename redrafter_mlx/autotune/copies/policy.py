@@ -146,7 +146,7 @@ class CopyPolicy:
             pace,
             self._costs.without_drafting(largest),
             self._costs.verification,
-            self._costs.uncertain,
+            self._costs.doubt,
             self._costs.most_nodes,
         )
 
