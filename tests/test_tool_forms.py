@@ -267,6 +267,8 @@ def test_a_model_whose_calls_follow_a_header_reads_calls_as_json_where_those_are
         ("kimi_k3", '<|open|>tools<|sep|><|open|>call tool="g" index="1"<|sep|>'
                     '<|open|>argument key="x" so <|close|>tools<|sep|>1<|close|>argument<|sep|>'
                     "<|close|>call<|sep|><|close|>tools<|sep|>"),
+        ("muse_spark", '<atem:function_calls><atem:invoke name="g"><atem:parameter name="x" so '
+                       "<b>1</atem:parameter></atem:invoke></atem:function_calls>"),
     ],
 )  # fmt: skip
 def test_no_value_of_a_call_is_lost_to_another_of_its_key_or_to_a_broken_tag(

@@ -67,8 +67,8 @@ FORMS: dict[str, Form] = {
     ),
     "muse_spark": TaggedForm(
         leads=("<atem:invoke",),
-        head=r"<atem:invoke\b[^>]*?\bname=\"NAME\"[^>]*>",
-        opening=r"<atem:parameter\b[^>]*?\bname=\"(?P<key>[^\"]+)\"[^>]*>",
+        head=r"<atem:invoke\b[^<>]*?\bname=\"NAME\"[^<>]*>",
+        opening=r"<atem:parameter\b[^<>]*?\bname=\"(?P<key>[^\"]+)\"[^<>]*>",
         closing="</atem:parameter>",
         ending="</atem:invoke>",
     ),
