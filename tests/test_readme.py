@@ -13,6 +13,9 @@ import typer
 from tiny import ARCHITECTURES
 
 from redrafter_mlx.cli.main import app
+from redrafter_mlx.loading.drafter import published_drafter
+from redrafter_mlx.runtime.paths import human_size
+from redrafter_mlx.weights.registry import REGISTRY
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -95,6 +98,20 @@ def test_no_test_skips_for_data_that_a_clone_lacks() -> None:
 
 def test_the_readme_is_short() -> None:
     assert (ROOT / "README.md").stat().st_size <= 9000
+
+
+def test_the_models_of_the_readme_have_these_sizes_and_drafters() -> None:
+    rows = re.findall(
+        r"^\| `(\S+)` \| (.+) \| (\S+/\S+) \| (.*)\|$", text_of(ROOT / "README.md"), re.M
+    )
+    assert len(rows) > 5
+    for name, size, drafter, drafters_size in rows:
+        offered = published_drafter(name)
+        assert offered is not None, name
+        known = "" if offered.size is None else human_size(offered.size)
+        assert (size, drafter, drafters_size.strip()) == (
+            human_size(REGISTRY[name].size), offered.name, known
+        )  # fmt: skip
 
 
 def without_blocks(text: str) -> str:
