@@ -129,10 +129,10 @@ def test_the_threads_for_few_rows_are_found_before_an_engine_computes_anything()
     """Its first products, still in flight, would take a core from those that are timed."""
     code = (
         "import redrafter_mlx as r, redrafter_mlx.runtime.blas as blas\n"
-        "from redrafter_mlx.engine.compute_thread import ComputeThread\n"
+        "from redrafter_mlx.engine.thread import EngineThread\n"
         "seen = []\n"
         "blas._slowdown = lambda *_: seen.append('timed') or 2.0\n"
-        "ComputeThread().run(lambda: seen.append('computed'))\n"
+        "EngineThread().run(lambda: seen.append('computed'))\n"
         "print(*seen)"
     )
     cores = len(os.sched_getaffinity(0))

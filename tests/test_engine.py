@@ -79,7 +79,7 @@ def test_an_answer_cancelled_between_two_looks_at_it_ends(
     model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its caller would wait for ever. Here the answer that waits is cancelled after each look."""
-    honest = Answer.over.fget
+    honest = Answer.finished.fget
     assert honest is not None
 
     def looked_at(answer: Answer) -> bool:
@@ -91,7 +91,7 @@ def test_an_answer_cancelled_between_two_looks_at_it_ends(
     redrafter = make(model, None, max_batch=1)
     running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
     next(running)
-    monkeypatch.setattr(Answer, "over", property(looked_at))
+    monkeypatch.setattr(Answer, "finished", property(looked_at))
     waiting = threading.Thread(target=lambda: list(redrafter.stream([7, 8, 9])), daemon=True)
     waiting.start()
     waiting.join(DEADLINE)
@@ -527,7 +527,7 @@ def test_what_does_not_fit_is_refused_in_one_line_and_the_next_is_answered(
 def limit_to(redrafter: Redrafter, slots: int) -> MemoryBudget:
     """Leave memory for so many cache slots; all that is held now counts as weights."""
     gc.collect()
-    budget = redrafter._worker._scheduler._memory
+    budget = redrafter._core._scheduler._memory
     budget._weights = mx.get_active_memory()
     budget._limit = budget._weights + budget._work + int(slots * budget._slot)
     return budget
@@ -536,7 +536,7 @@ def limit_to(redrafter: Redrafter, slots: int) -> MemoryBudget:
 def test_memory_is_reserved_for_a_drafters_cache_whatever_answered_last(model: nn.Module) -> None:
     """A draft model of the target's size doubles the bytes of a position."""
     redrafter = make(model, DraftModel(model, byte_tokenizer()))
-    budget = redrafter._worker._scheduler._memory
+    budget = redrafter._core._scheduler._memory
     of_target = budget.needed(1000)
     redrafter.generate([1, 2, 3], max_tokens=3)
     drafted = budget.needed(1000)
@@ -619,7 +619,7 @@ def test_the_prefix_that_a_request_needs_is_dropped_after_all_others(model: nn.M
     wanted, other = LONG[:200], [9, *LONG[:200]]
     for prompt in (wanted, other):
         redrafter.generate(prompt, max_tokens=3)
-    scheduler = redrafter._worker._scheduler
+    scheduler = redrafter._core._scheduler
     prefixes, budget = scheduler._prefixes, scheduler._memory
     gc.collect()
     needed = budget.needed(budget.slots(Request((*wanted, 7), GenerationOptions(max_tokens=1))))
@@ -652,7 +652,7 @@ def test_an_idle_engine_returns_unused_memory_once(
     """After each busy period, however many answers it had."""
     cleared: list[int] = []
     redrafter = make(model, None)
-    scheduler = redrafter._worker._scheduler
+    scheduler = redrafter._core._scheduler
     stand_in = SimpleNamespace(clear_cache=lambda: cleared.append(scheduler.running))
     monkeypatch.setattr("redrafter_mlx.engine.scheduler.mx", stand_in)
     running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
@@ -691,14 +691,14 @@ def test_a_prompt_is_kept_together_with_its_length(model: nn.Module) -> None:
     """So that a later turn, whose prompt has another form of the answer, replaces it."""
     redrafter = make(model, None)
     redrafter.generate(LONG[:50], max_tokens=20)
-    (entry,) = redrafter._worker._scheduler._prefixes._entries
+    (entry,) = redrafter._core._scheduler._prefixes._entries
     assert (entry.prompt, len(entry.tokens)) == (50, 69)
     redrafter.close()
 
 
 def test_the_bytes_of_a_token_are_known_before_the_first_answer(model: nn.Module) -> None:
     redrafter = make(model, None)
-    budget = redrafter._worker._scheduler._memory
+    budget = redrafter._core._scheduler._memory
     known = budget._slot
     tokens_of(redrafter, LONG, max_tokens=3)
     assert budget._slot == known > 0
@@ -709,7 +709,7 @@ def test_a_long_prompt_waits_until_all_rows_have_room_for_its_length(model: nn.M
     """A batch's rows are as long as the longest, and it is copied when one joins."""
     redrafter = make(model, None, prefix_bytes=0)
     redrafter.generate([1, 2], max_tokens=3)
-    budget = redrafter._worker._scheduler._memory
+    budget = redrafter._core._scheduler._memory
     short, long = (Request(tuple(p), GenerationOptions(max_tokens=3)) for p in ([1, 2], LONG))
     S, T = (budget.slots(request) for request in (short, long))
 
@@ -729,12 +729,12 @@ def test_a_failed_engine_still_knows_the_bytes_of_a_token(
 ) -> None:
     redrafter = make(model)
     redrafter.generate([1, 2], max_tokens=3)
-    redrafter._worker._scheduler._memory._slot = 9.0  # as if measured
+    redrafter._core._scheduler._memory._slot = 9.0  # as if measured
     with monkeypatch.context() as patched:
         patched.setattr(redrafter.target, "append", failing(1, redrafter.target.append))
         with pytest.raises(EngineFailedError):
             redrafter.generate([1, 2], max_tokens=3)
-    assert redrafter._worker._scheduler._memory._slot == 9.0
+    assert redrafter._core._scheduler._memory._slot == 9.0
     redrafter.close()
 
 
@@ -979,10 +979,8 @@ def test_no_caller_waits_for_a_thread_that_is_gone(
     model: nn.Module, monkeypatch: pytest.MonkeyPatch, waits: str
 ) -> None:
     redrafter = make(model, None)
-    for module in ("listening", "compute_thread"):
-        monkeypatch.setattr(f"redrafter_mlx.engine.{module}.CHECK_SECONDS", 0.05)
     monkeypatch.setattr(redrafter.target, "verify", failing(2, redrafter.target.verify))
-    monkeypatch.setattr(redrafter._worker, "_fail", failing(1, redrafter._worker._fail))
+    monkeypatch.setattr(redrafter._core, "_fail", failing(1, redrafter._core._fail))
 
     async def consume() -> None:
         async for _ in redrafter.astream(PROMPTS[0], max_tokens=20):
@@ -996,7 +994,7 @@ def test_no_caller_waits_for_a_thread_that_is_gone(
 
     with pytest.raises(EngineFailedError, match="gone"):
         ask()
-    assert not redrafter._worker.alive
+    assert not redrafter.thread.alive
 
 
 def test_closing_ends_running_answers_and_refuses_further_ones(model: nn.Module) -> None:
@@ -1009,7 +1007,7 @@ def test_closing_ends_running_answers_and_refuses_further_ones(model: nn.Module)
         list(running)
     with pytest.raises(EngineFailedError, match="closed"):
         redrafter.generate([1, 2, 3])
-    assert not redrafter._worker.alive
+    assert not redrafter.thread.alive
 
 
 def test_a_round_that_failed_keeps_no_memory(
@@ -1017,7 +1015,7 @@ def test_a_round_that_failed_keeps_no_memory(
 ) -> None:
     """The error's frames held the scheduler, with every cache, until Python's collector ran."""
     monkeypatch.setattr(redrafter.target, "verify", failing(2, redrafter.target.verify))
-    scheduler = weakref.ref(redrafter._worker._scheduler)
+    scheduler = weakref.ref(redrafter._core._scheduler)
     gc.disable()
     try:
         with pytest.raises(EngineFailedError):
@@ -1088,10 +1086,10 @@ def test_a_model_that_is_let_go_takes_its_thread_with_it(model: nn.Module) -> No
     redrafter = make(model)
     stream = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
     next(stream)
-    worker = redrafter._worker
+    thread = redrafter.thread
     del redrafter, stream
     gc.collect()
-    wait_for(lambda: not worker.alive)
+    wait_for(lambda: not thread.alive)
 
 
 def test_status_counts_what_runs_and_what_waits(model: nn.Module) -> None:
@@ -1240,7 +1238,7 @@ def test_kept_texts_give_way_to_answers(model: nn.Module) -> None:
     redrafter = make(model, None)
     for n in range(4):
         redrafter.generate([n, *LONG[:200]], max_tokens=3)
-    scheduler = redrafter._worker._scheduler
+    scheduler = redrafter._core._scheduler
     kept = scheduler._prefixes.nbytes
     scheduler._memory._limit = mx.get_active_memory() + scheduler._memory._work
     redrafter.generate([9, 9], max_tokens=3, cache_prompt=False)

@@ -76,7 +76,7 @@ def held_by_responses(redrafter: Redrafter, n: int, **options: object) -> int:
         return held - mx.get_active_memory()
 
     # In the thread of the engine, which has let go of the answer and measures no costs meanwhile.
-    return redrafter._worker.thread.run(release)
+    return redrafter.thread.run(release)
 
 
 def test_memory_is_flat_in_the_number_of_tokens(redrafter: Redrafter) -> None:

@@ -31,10 +31,10 @@ from serving import (  # noqa: E402
 from starlette.testclient import TestClient  # noqa: E402
 from waiting import DEADLINE, wait_for  # noqa: E402
 
+from redrafter_mlx.engine.core import EngineStatus  # noqa: E402
 from redrafter_mlx.engine.engine import Redrafter  # noqa: E402
 from redrafter_mlx.engine.options import EngineOptions  # noqa: E402
 from redrafter_mlx.engine.scheduler import Scheduler  # noqa: E402
-from redrafter_mlx.engine.worker import EngineStatus  # noqa: E402
 from redrafter_mlx.errors import BadInputError, DamagedFileError  # noqa: E402
 from redrafter_mlx.server import sse  # noqa: E402
 from redrafter_mlx.server.admission import Gate  # noqa: E402

@@ -247,7 +247,7 @@ def finish_mlx_lm() -> None:
 def our_stream() -> mx.Stream | mx.ThreadLocalStream:
     """Return the stream for mlx-lm's loop: its own on a GPU, the thread's default one on the CPU.
 
-    A CPU stream is a thread, to which the BLAS gives workers; see `ComputeThread`.
+    A CPU stream is a thread, to which the BLAS gives workers; see `EngineThread`.
     """
     device = mx.default_device()
     if device.type == mx.DeviceType.cpu:

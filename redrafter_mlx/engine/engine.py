@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import NoneType
 from typing import NoReturn
@@ -25,17 +24,16 @@ from redrafter_mlx.decoding.token_text import TokenText
 from redrafter_mlx.distributed.mirror import Mirror, MirroredTarget
 from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.drafting.registry import find_drafting
-from redrafter_mlx.engine.compute_thread import ComputeThread
+from redrafter_mlx.engine.core import EngineCore, EngineStatus
 from redrafter_mlx.engine.exactness import check_once
-from redrafter_mlx.engine.listening import aresponses, responses
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.prompt import Prompt, context_length_of, prompt_tokens
 from redrafter_mlx.engine.prompt_length import longest_token, text_bytes
-from redrafter_mlx.engine.request import Answer, Request, Tell
+from redrafter_mlx.engine.request import Answer, Request
 from redrafter_mlx.engine.scheduler import Scheduler
 from redrafter_mlx.engine.session import Session
-from redrafter_mlx.engine.worker import EngineStatus, Worker
+from redrafter_mlx.engine.thread import Cancels, Emit, Ended, EngineThread
 from redrafter_mlx.errors import BadInputError, ContextLengthError
 from redrafter_mlx.response import Completion, Response
 from redrafter_mlx.runtime.process import MLX_PROCESS
@@ -72,7 +70,7 @@ class Redrafter:
         drafter_note: str | None = None,
         engine: EngineOptions | None = None,
         mirror: Mirror | None = None,
-        thread: ComputeThread | None = None,
+        thread: EngineThread | None = None,
     ) -> None:
         """`drafter` may be the path of a drafter's folder; see `split_lookup` for other names.
 
@@ -108,17 +106,17 @@ class Redrafter:
         modules = () if self.drafter is None else self.drafter.modules
         self._memory = MemoryBudget(self.target, self.limits, modules)
         parts = self.target, self.tuning, self.limits, self._memory
-        self.thread = thread or ComputeThread()
-        self._worker = Worker(lambda: Scheduler(*parts), self.target.lock, self.thread)
-        weakref.finalize(self, self._worker.close)
+        self.thread = thread or EngineThread()
+        self._core = EngineCore(lambda: Scheduler(*parts), self.target.lock, self.thread)
+        weakref.finalize(self, self._core.close)
 
     @property
     def status(self) -> EngineStatus:
-        return self._worker.status
+        return self._core.status
 
     def close(self) -> None:
         """Stop the engine; running answers end with EngineFailedError. May be called again."""
-        self._worker.close()
+        self._core.close()
 
     @property
     def beam_shape(self) -> BeamShape:
@@ -137,7 +135,6 @@ class Redrafter:
 
         Raises UnsupportedModelError if it is not.
         """
-        self.target.lock.check()
 
         def check() -> None:
             with self.target.lock:
@@ -166,13 +163,13 @@ class Redrafter:
         if tuning is None:
             return
 
-        def tell(share: float) -> None:
+        def report(share: float) -> None:
             if interrupted.is_set():
                 raise KeyboardInterrupt
             if done is not None:
                 done(share)
 
-        self.thread.run(lambda: tuning.measure(tell, batch), interrupted)
+        self.thread.run(lambda: tuning.measure(report, batch), interrupted)
 
     def stream(
         self,
@@ -280,7 +277,12 @@ class Redrafter:
             raise BadInputError("prompts is a string; give a list of prompts")
         chosen = self.chosen_options(options, overrides)
         requests = [self._request(prompt, chosen, raw) for prompt in prompts]
-        return responses(self._worker, self._answer, requests)
+
+        def begin(emit: Emit[tuple[int, Response]], cancels: Cancels) -> None:
+            answers = [self._answer(r, _with_index(i, emit)) for i, r in enumerate(requests)]
+            self._core.submit(answers, cancels)
+
+        return self.thread.listen(begin)
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled or copied."""
@@ -372,13 +374,11 @@ class Redrafter:
 
     def respond(self, request: Request) -> Generator[Response, None, None]:
         """Yield the responses to one request."""
-        with contextlib.closing(responses(self._worker, self._answer, [request])) as answer:
-            for _, response in answer:
-                yield response
+        return self.thread.listen(partial(self._begin, request))
 
     def arespond(self, request: Request) -> AsyncGenerator[Response, None]:
         """`respond` for asyncio."""
-        return aresponses(self._worker, self._answer, request)
+        return self.thread.alisten(partial(self._begin, request))
 
     def decoder(self, options: GenerationOptions, shape: BeamShape) -> Decoder:
         """Return the decoding loop with this model's drafts; `shape` is the default shape."""
@@ -398,11 +398,19 @@ class Redrafter:
         ids = self.encode(prompt, raw=raw, thinking=options.thinking)
         return Request(tuple(ids), options, constraint, on_prefill)
 
-    def _answer(self, request: Request, tell: Tell) -> Answer:
-        """Return the answer to a request, not begun; `tell` sends its events to the caller."""
+    def _begin(self, request: Request, emit: Emit[Response], cancels: Cancels) -> None:
+        self._core.submit([self._answer(request, emit)], cancels)
+
+    def _answer(self, request: Request, emit: Emit[Response]) -> Answer:
+        """Return the answer to a request, not begun."""
         options, prompt = request.options, request.prompt
         decoded, eos = self.token_text.stream(), self.tokenizer.eos_token_ids
         room = self.room_for(prompt, options.max_tokens)
         shape = self.shape_of(options, len(prompt))
         text = AnswerText(decoded, eos, options.stop, room, request.constraint)
-        return Answer(request, text, self.decoder(options, shape or PLAIN), shape, tell)
+        return Answer(request, text, self.decoder(options, shape or PLAIN), shape, emit)
+
+
+def _with_index(i: int, emit: Emit[tuple[int, Response]]) -> Emit[Response]:
+    """Return what emits each response together with its prompt's index."""
+    return lambda event: emit(event if isinstance(event, Ended) else (i, event))

@@ -11,6 +11,7 @@ from redrafter_mlx.decoding.constraint import Constraint, Masks, check_forced, c
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.decoding.stopping import AnswerText
+from redrafter_mlx.engine.thread import Emit, Ended
 from redrafter_mlx.response import Response, Tally
 
 
@@ -28,12 +29,6 @@ class Request:
     options: GenerationOptions
     constraint: Constraint | None = None
     on_prefill: Callable[[int, int], None] | None = None
-
-
-Event = Response | Exception | None
-"""What the caller is told: a response; or the end of the answer, with the error that ended it."""
-
-Tell = Callable[[Event], None]
 
 
 class Answer:
@@ -54,7 +49,7 @@ class Answer:
         text: AnswerText,
         decoder: Decoder,
         shape: BeamShape | None,
-        tell: Tell,
+        emit: Emit[Response],
     ) -> None:
         self.request, self.text, self.decoder, self.shape = request, text, decoder, shape
         self.constraint: Constraint | None = None
@@ -63,7 +58,7 @@ class Answer:
         self.tally: Tally | None = None
         self.error: Exception | None = None
         self.cancelled = False
-        self._tell = tell
+        self._emit = emit
         self._ended = False
 
     def cancel(self) -> None:
@@ -71,38 +66,38 @@ class Answer:
         self.cancelled = True
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """Whether it is cancelled, failed or complete."""
         return self.cancelled or self.error is not None or self.text.finish_reason is not None
 
     def read(self, result: StepResult) -> bool:
         """Send the caller a step's tokens, one by one; return whether the answer is over."""
         assert self.tally is not None, "its prompt was read"
-        if self.over:
+        if self.finished:
             return True
-        with self.blamed():
+        with self.catch_errors():
             self.tally.count(result)
             for token in result.tokens:
                 text = self.text.add(token)
                 self._send(self.tally.response(text, self.text.finish_reason))
                 if self.text.finish_reason is not None:
                     break
-        return self.over
+        return self.finished
 
     def note_prefill(self, read: int) -> None:
         """Report to the caller how many tokens of the prompt were read."""
         if self.request.on_prefill is not None:
-            with self.blamed():
+            with self.catch_errors():
                 self.request.on_prefill(read, len(self.request.prompt))
 
     def end(self, error: Exception | None = None) -> None:
-        """Tell the caller, once, that the answer has ended."""
+        """Emit, once, that the answer has ended."""
         if not self._ended:
             self._ended = True
-            self._send(error or self.error)
+            self._send(Ended(error or self.error))
 
     @contextlib.contextmanager
-    def blamed(self) -> Iterator[None]:
+    def catch_errors(self) -> Iterator[None]:
         """End this answer, and no other of its batch, with an error of the caller's own code.
 
         That is a constraint, a callback, or a tokenizer.
@@ -112,9 +107,9 @@ class Answer:
         except Exception as error:
             self.error = error
 
-    def _send(self, event: Event) -> None:
+    def _send(self, event: Response | Ended) -> None:
         try:
-            self._tell(event)
+            self._emit(event)
         except RuntimeError:  # the caller's event loop is closed
             self.cancelled = True
 
@@ -130,14 +125,14 @@ class _Guarded:
         self._vocab_size = answer.decoder.target.vocab_size
 
     def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> Masks | None:
-        with self._answer.blamed():
+        with self._answer.catch_errors():
             masks = self._constraint.masks(tokens, parents)
             check_masks(masks, len(tokens), self._vocab_size)
             return masks
         return None
 
     def forced(self) -> Sequence[int]:
-        with self._answer.blamed():
+        with self._answer.catch_errors():
             forced = self._constraint.forced()
             check_forced(forced, self._vocab_size)
             return forced

@@ -108,9 +108,9 @@ class Scheduler:
         """Drop and return the answers that ended before their first token."""
         over, waiting = list[Answer](), list[Answer]()
         for answer in self._waiting:  # asked once: callers may cancel meanwhile
-            (over if answer.over else waiting).append(answer)
+            (over if answer.finished else waiting).append(answer)
         self._waiting = waiting
-        for reading in [reading for reading in self._prompts.reading if reading.answer.over]:
+        for reading in [reading for reading in self._prompts.reading if reading.answer.finished]:
             answer, prefill = reading.answer, reading.prefill
             self._prompts.reading.remove(reading)
             over.append(answer)
@@ -219,7 +219,7 @@ class Scheduler:
                 self._end_longest()
         for batch in batches:
             for row in batch.rows:
-                row.done = self._answers[row].over
+                row.done = self._answers[row].finished
             try:
                 advanced = batch.advance()
             except RedrafterError as error:
@@ -238,12 +238,12 @@ class Scheduler:
         """End the answers of a batch that cannot go on, as their drafter failed; return them."""
         failed = [self._answers.pop(row) for row in batch.abandon()]
         for answer in failed:
-            answer.error = answer.error or (None if answer.over else error)
+            answer.error = answer.error or (None if answer.finished else error)
         return failed
 
     def _end_longest(self) -> None:
         """End the longest running answer with its next token: no memory is left to grow."""
-        running = [row for row, answer in self._answers.items() if not answer.over]
+        running = [row for row, answer in self._answers.items() if not answer.finished]
         if running:
             row = max(running, key=lambda row: row.committed)
             self._answers[row].text.end_soon()

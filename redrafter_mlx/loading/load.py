@@ -11,9 +11,9 @@ from redrafter_mlx.distributed.facts import facts_of
 from redrafter_mlx.distributed.follower import follow
 from redrafter_mlx.distributed.group import join_ranks
 from redrafter_mlx.drafting.interface import Bindable
-from redrafter_mlx.engine.compute_thread import ComputeThread
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
+from redrafter_mlx.engine.thread import EngineThread
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading.drafter import NamedDrafter, open_drafter, parse_drafter
 from redrafter_mlx.loading.target import LoadedTarget, load_target
@@ -91,7 +91,7 @@ def draft_with(
     offline: bool = False,
     progress: Progress | None = None,
     engine: EngineOptions | None = None,
-    thread: ComputeThread | None = None,
+    thread: EngineThread | None = None,
     warm_up: bool = True,
 ) -> Redrafter:
     """Find the drafter for a target in memory, check, and warm up: the second half of `load`.

@@ -45,7 +45,7 @@ _AWAKE = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "300000"}
 of a loop. But once two threads of a process have multiplied, it counts more threads than cores,
 and they sleep after 100 rounds; with the first variable after 1,000. Waking one takes longer than
 multiplying a few rows: calls of BLIS with several rows would take twice as long, and with the
-variable still a quarter longer. So one thread computes (`engine/compute_thread.py`)."""
+variable still a quarter longer. So one thread computes (`engine/thread.py`)."""
 
 _MAX_SLOWDOWN = 1.15
 """Maximum slowdown of two-row products with one core fewer, which leaves that core to the host."""

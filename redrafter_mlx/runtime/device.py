@@ -55,7 +55,7 @@ def float32_is_exact() -> bool:
 
     On CUDA, and on Apple GPUs from the M5 on, MLX rounds factors to TF32, 10 bits after the point,
     unless MLX_ENABLE_TF32 is 0 at the first product of a process. On a CPU there is nothing to
-    test, and a product would give its thread workers of the BLAS; see `ComputeThread`.
+    test, and a product would give its thread workers of the BLAS; see `EngineThread`.
     """
     return backend() == "cpu" or keeps_float32(mx.matmul)
 

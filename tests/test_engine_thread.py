@@ -15,9 +15,10 @@ from waiting import wait_for
 
 from redrafter_mlx.bench.measure.batches import BatchRunner
 from redrafter_mlx.bench.measure.methods import Method, Runner
-from redrafter_mlx.engine.compute_thread import ComputeThread
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.thread import EngineThread
 from redrafter_mlx.errors import BadInputError, EngineFailedError
+from redrafter_mlx.runtime.process import ModelLock
 from redrafter_mlx.target.tree_check import check_trees
 
 PROMPT = [3, 5, 7]
@@ -29,14 +30,14 @@ def model() -> nn.Module:
 
 
 @pytest.fixture
-def thread() -> Iterator[ComputeThread]:
-    made = ComputeThread()
-    made.enter()
+def thread() -> Iterator[EngineThread]:
+    made, lock = EngineThread(), ModelLock()
+    made.enter(lock)
     yield made
-    made.leave(join=True)
+    made.leave(lock, lambda: False)
 
 
-def make(model: nn.Module, thread: ComputeThread | None = None) -> Redrafter:
+def make(model: nn.Module, thread: EngineThread | None = None) -> Redrafter:
     drafter = random_drafter(vocab_size=258)
     return Redrafter(model, byte_tokenizer(), drafter, thread=thread)
 
@@ -95,20 +96,20 @@ def test_engines_that_share_a_thread_answer_in_it_and_the_last_one_ends_it(
         second.thread.run(int)
 
 
-def test_a_task_returns_its_result_or_raises_its_error(thread: ComputeThread) -> None:
+def test_a_task_returns_its_result_or_raises_its_error(thread: EngineThread) -> None:
     assert thread.run(lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
         thread.run(lambda: 1 // 0)
     assert thread.run(lambda: 8) == 8
 
 
-def test_a_task_that_asks_its_own_thread_is_refused(thread: ComputeThread) -> None:
+def test_a_task_that_asks_its_own_thread_is_refused(thread: EngineThread) -> None:
     with pytest.raises(BadInputError, match="own thread"):
         thread.run(lambda: thread.run(int))
 
 
 def test_a_generator_that_the_collector_closes_in_the_thread_is_not_waited_for(
-    thread: ComputeThread,
+    thread: EngineThread,
 ) -> None:
     numbers = thread.iterate(number for number in range(10**9))
     next(numbers)
@@ -118,12 +119,12 @@ def test_a_generator_that_the_collector_closes_in_the_thread_is_not_waited_for(
         numbers.close()
         closed.set()
 
-    thread.post(lambda: bool(close()))
+    thread.submit(lambda: bool(close()))
     assert closed.wait(30)
     assert thread.run(lambda: 7) == 7
 
 
-def test_a_task_that_failed_keeps_no_memory(thread: ComputeThread) -> None:
+def test_a_task_that_failed_keeps_no_memory(thread: EngineThread) -> None:
     """Its error is kept, and its frames would be until the collector finds the cycle."""
     held: list[weakref.ref[set[int]]] = []
 
@@ -162,7 +163,7 @@ def test_a_thread_that_could_not_be_started_is_started_later(
 def test_a_thread_that_all_users_have_left_serves_the_next_one(
     model: nn.Module, used: bool
 ) -> None:
-    thread = ComputeThread()
+    thread = EngineThread()
     first = make(model, thread)
     if used:
         first.generate(PROMPT, max_tokens=2)
@@ -174,7 +175,7 @@ def test_a_thread_that_all_users_have_left_serves_the_next_one(
 
 
 def test_work_takes_turns_and_one_that_is_posted_twice_is_called_once_a_round(
-    thread: ComputeThread,
+    thread: EngineThread,
 ) -> None:
     calls: list[str] = []
     ready = threading.Event()
@@ -186,16 +187,16 @@ def test_work_takes_turns_and_one_that_is_posted_twice_is_called_once_a_round(
 
         return work
 
-    thread.post(lambda: not ready.wait())
+    thread.submit(lambda: not ready.wait())
     first, second = worker("a"), worker("b")
     for work in (first, second, first):
-        thread.post(work)
+        thread.submit(work)
     ready.set()
     wait_for(lambda: len(calls) == 6)
     assert calls == ["a", "b"] * 3
 
 
-def test_a_generator_that_is_closed_early_ends_in_the_thread(thread: ComputeThread) -> None:
+def test_a_generator_that_is_closed_early_ends_in_the_thread(thread: EngineThread) -> None:
     ended: list[bool] = []
 
     def count() -> Generator[int, None, None]:
@@ -226,7 +227,7 @@ def test_a_measurement_that_is_interrupted_ends_before_its_caller_goes_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(redrafter.tuning, "measure", measure)
-    monkeypatch.setattr(redrafter.thread, "next_from", interrupted)
+    monkeypatch.setattr(redrafter.thread, "next_event", interrupted)
     with pytest.raises(KeyboardInterrupt):
         redrafter.measure()
     monkeypatch.undo()
@@ -236,15 +237,13 @@ def test_a_measurement_that_is_interrupted_ends_before_its_caller_goes_on(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_whoever_waits_for_a_thread_that_has_died_gets_an_error(
-    thread: ComputeThread, monkeypatch: pytest.MonkeyPatch
+    thread: EngineThread,
 ) -> None:
-    monkeypatch.setattr("redrafter_mlx.engine.compute_thread.CHECK_SECONDS", 0.05)
-
     def dies() -> bool:
         raise SystemExit
 
     def posts() -> Generator[int, None, None]:
-        thread.post(dies)
+        thread.submit(dies)
         while True:
             yield 1
 

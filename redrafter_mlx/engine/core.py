@@ -1,0 +1,88 @@
+"""One engine's requests: from the callers to its scheduler, in the engine's thread."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from redrafter_mlx.engine.request import Answer
+from redrafter_mlx.engine.scheduler import Scheduler
+from redrafter_mlx.engine.thread import Cancels, EngineThread
+from redrafter_mlx.errors import EngineFailedError, device_failure
+from redrafter_mlx.runtime.process import ModelLock
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    """The engine's current state."""
+
+    running: int  # answers whose prompt is being read, or that are being decoded
+    waiting: int  # answers that are not admitted yet
+    last_progress: float  # `time.monotonic()` of the last round; stands still if the engine hangs
+
+
+class EngineCore:
+    """Runs a scheduler in an engine thread.
+
+    If the scheduler fails, its answers end with an error, and a new scheduler replaces it.
+    """
+
+    def __init__(
+        self, make_scheduler: Callable[[], Scheduler], lock: ModelLock, thread: EngineThread
+    ) -> None:
+        """`lock` is the model's, which the scheduler takes for every round."""
+        self._make_scheduler, self._lock, self._thread = make_scheduler, lock, thread
+        self._scheduler = make_scheduler()
+        self._submitted: SimpleQueue[Answer] = SimpleQueue()  # and not in the scheduler yet
+        self._closed = False
+        self._progress = time.monotonic()
+        thread.enter(lock)
+
+    @property
+    def status(self) -> EngineStatus:
+        scheduler = self._scheduler
+        waiting = scheduler.waiting + self._submitted.qsize()
+        return EngineStatus(scheduler.running, waiting, self._progress)
+
+    def submit(self, answers: Sequence[Answer], cancels: Cancels) -> None:
+        """Queue answers; raises EngineFailedError if the engine was closed or cannot run."""
+        cancels += [answer.cancel for answer in answers]
+        if self._closed:
+            raise EngineFailedError("the model was closed; load it again")
+        self._thread.start()  # or nothing is queued
+        for answer in answers:
+            self._submitted.put(answer)
+        self._thread.submit(self._round)
+
+    def close(self) -> None:
+        """End all answers with an error, and leave the thread. May be called again."""
+        self._closed = True
+        self._thread.leave(self._lock, self._round)
+
+    def _round(self) -> bool:
+        """Take in new answers and work one round; False if nothing is left to do."""
+        self._progress = time.monotonic()
+        while not self._submitted.empty():
+            self._scheduler.add(self._submitted.get())
+        if self._closed:
+            self._fail("the model was closed")
+        if self._scheduler.idle:
+            return False
+        try:
+            self._scheduler.work()
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # they hold every cache of the round
+            why = device_failure(error) or f"{type(error).__name__}: {error}"
+            self._fail(f"the engine failed: {why}", error)
+        self._progress = time.monotonic()
+        return not self._scheduler.idle
+
+    def _fail(self, why: str, cause: BaseException | None = None) -> None:
+        """End all answers with an error, and replace the scheduler."""
+        error = EngineFailedError(" ".join(why.split()))
+        error.__cause__ = cause
+        failed, self._scheduler = self._scheduler, self._make_scheduler()
+        failed.fail(error)

@@ -1,0 +1,245 @@
+"""One thread computes, for one engine or several; callers submit work, and listen to its events."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import traceback
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
+from queue import SimpleQueue
+from typing import NamedTuple, TypeVar
+
+import mlx.core as mx
+
+from redrafter_mlx.errors import EngineFailedError
+from redrafter_mlx.runtime.blas import BLAS
+from redrafter_mlx.runtime.process import MLX_PROCESS, ModelLock, called_by_itself
+
+_T = TypeVar("_T")
+
+
+class Ended(NamedTuple):
+    """A task's last event: it has ended, with this error if there was one."""
+
+    error: BaseException | None = None
+
+
+Emit = Callable[[_T | Ended], None]
+"""Sends an event of a task to the caller that listens."""
+
+Cancels = list[Callable[[], None]]
+"""For each task what lets it end early; any thread may call them."""
+
+Work = Callable[[], bool]
+"""Does a part of some work; returns whether any is left."""
+
+
+class EngineThread:
+    """Does all work in one thread, round by round; it starts with the first work.
+
+    What multiplies beside an engine belongs here: another thread would get workers of its own from
+    the BLAS, and all would sleep and wake; see `runtime/blas.py`.
+    """
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Work | None] = SimpleQueue()  # None ends the thread
+        self._lock = threading.RLock()  # reentrant: the collector may close an engine while held
+        self._users: list[ModelLock] = []  # one for each engine
+        self._listeners: set[Callable[[Ended], None]] = set()
+        self._thread: threading.Thread | None = None
+        self._ended = False  # set before the listeners are notified of it
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread is running, so that more events may come; not so in a fork."""
+        return self._thread is not None and self._thread.is_alive() and not self._ended
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs in it."""
+        return self._thread is threading.current_thread()
+
+    @property
+    def waits_for_caller(self) -> bool:
+        """Whether it cannot go on before the caller does: it is the caller, or needs its lock."""
+        return self.is_current or any(lock.held_here for lock in self._users)
+
+    def enter(self, lock: ModelLock) -> None:
+        """Add an engine, by its model's lock; if the last one has left, a new thread can start."""
+        with self._lock:
+            if not self._users and self._thread is not None and not self.is_current:
+                self._thread.join()
+                self._thread, self._ended = None, False
+            self._users.append(lock)
+
+    def leave(self, lock: ModelLock, last: Work) -> None:
+        """Submit an engine's last work, and remove it; the last engine ends the thread, and waits.
+
+        May be called again.
+        """
+        with self._lock:
+            if lock not in self._users:
+                return
+            self._users.remove(lock)
+            if self._thread is None or not self.alive:
+                return
+            self._queue.put(last)
+            if self._users:
+                return
+            self._queue.put(None)
+        if not (self.is_current or lock.held_here):
+            self._thread.join(timeout=5.0)  # it may be in the middle of a step
+
+    def start(self) -> None:
+        """Start the thread if it was not started; raises EngineFailedError if none can run."""
+        with self._lock:
+            if self._thread is None:
+                thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # as many as the system allows
+                    raise EngineFailedError(f"the engine: {error}") from error
+                self._thread = thread
+            elif not self.alive:
+                raise _gone()
+
+    def submit(self, work: Work) -> None:
+        """Call `work` once a round, in turn, until it returns False; see `start` for errors."""
+        self.start()
+        self._queue.put(work)
+
+    def run(self, task: Callable[[], _T], interrupted: threading.Event | None = None) -> _T:
+        """Run a task and return its result; an interrupted caller waits for its end.
+
+        interrupted: is set if the caller is interrupted, so that the task may end early
+
+        Raises the task's error, and those of `listen`.
+        """
+        with closing(self.iterate((task() for _ in range(1)), interrupted)) as results:
+            return next(results)
+
+    def iterate(
+        self, items: Generator[_T, None, None], closed: threading.Event | None = None
+    ) -> Generator[_T, None, None]:
+        """Yield what a generator yields that runs in the thread; closing this one closes it.
+
+        closed: is set when this one is closed
+        """
+        cancelled = closed or threading.Event()
+
+        def begin(emit: Emit[_T], cancels: Cancels) -> None:
+            def work() -> bool:
+                try:
+                    if cancelled.is_set():
+                        items.close()  # so that it has no next item
+                    emit(next(items))
+                except BaseException as error:
+                    traceback.clear_frames(error.__traceback__)  # they may hold arrays
+                    emit(Ended(None if isinstance(error, StopIteration) else error))
+                    return False
+                return True
+
+            cancels.append(cancelled.set)
+            self.submit(work)
+
+        return self.listen(begin)
+
+    def listen(self, begin: Callable[[Emit[_T], Cancels], None]) -> Generator[_T, None, None]:
+        """Begin tasks, and yield their events until all have ended.
+
+        The first error ends all. Closing the generator cancels the tasks, and waits until they have
+        ended, unless that would never be: the collector may close it in the thread itself.
+
+        begin: appends how each task is cancelled, and submits the tasks, which `emit` their events
+
+        Raises a task's error, EngineFailedError if the thread has died, ForkedProcessError in a
+        fork, and BadInputError where the thread would wait for the caller.
+        """
+        events, cancels = SimpleQueue[_T | Ended](), Cancels()
+        running = 0
+        with self._listening(events.put):
+            try:
+                begin(events.put, cancels)  # interrupted, it leaves tasks that are cancelled below
+                running = len(cancels)
+                while running:
+                    if not isinstance(event := self.next_event(events), Ended):
+                        yield event
+                        continue
+                    running -= 1
+                    if event.error is not None:
+                        raise event.error
+            finally:
+                for cancel in cancels:
+                    cancel()
+                while running and self.alive and not self.waits_for_caller:
+                    running -= isinstance(events.get(), Ended)
+
+    async def alisten(self, begin: Callable[[Emit[_T], Cancels], None]) -> AsyncGenerator[_T, None]:
+        """`listen` to one task in asyncio; cancelling it cancels the task."""
+        loop = asyncio.get_running_loop()
+        events, cancels = asyncio.Queue[_T | Ended](), Cancels()
+
+        def emit(event: _T | Ended) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+        with self._listening(emit):
+            begin(emit, cancels)
+            try:
+                while not isinstance(event := await events.get(), Ended):
+                    yield event
+            except BaseException:  # cancelled or closed
+                cancels[0]()
+                while not isinstance(await events.get(), Ended):
+                    pass
+                raise
+            if event.error is not None:
+                raise event.error
+
+    def next_event(self, events: SimpleQueue[_T]) -> _T:
+        """Wait for an event; raises an error where it would never come."""
+        self._check_caller()
+        return events.get()
+
+    def _check_caller(self) -> None:
+        MLX_PROCESS.check()
+        if self.waits_for_caller:
+            raise called_by_itself()
+
+    @contextmanager
+    def _listening(self, emit: Callable[[Ended], None]) -> Iterator[None]:
+        """Context in which `emit` is called if the thread ends.
+
+        It ends a daemon thread that is still there when the interpreter exits: engines are closed
+        then, after all other threads have ended, and threading prints all errors but SystemExit.
+        """
+        self._check_caller()
+        self._listeners.add(emit)
+        try:
+            yield
+        except EngineFailedError:
+            if threading.current_thread().daemon and not threading.main_thread().is_alive():
+                raise SystemExit from None
+            raise
+        finally:
+            self._listeners.discard(emit)
+
+    def _loop(self) -> None:
+        """Take rounds of all work in turn; wait while there is none."""
+        rounds: dict[Work | None, None] = {}  # a set in the order of submission
+        try:
+            with BLAS.threads_by_rows():
+                while rounds != {None: None}:
+                    while not (rounds and self._queue.empty()):
+                        rounds[self._queue.get()] = None
+                    rounds = {work: None for work in rounds if work is None or work()}
+        finally:
+            self._ended = True
+            for emit in list(self._listeners):
+                with suppress(RuntimeError):  # its event loop is closed
+                    emit(Ended(_gone()))
+            mx.clear_streams()  # or the process may abort when it ends
+
+
+def _gone() -> EngineFailedError:
+    return EngineFailedError("the engine's thread is gone; load the model again")
