@@ -109,7 +109,12 @@ def test_ctrl_c_ends_a_long_answer_with_an_error_that_its_client_reads() -> None
 
 
 def test_ctrl_c_does_not_wait_for_a_long_prompt_to_be_tokenised() -> None:
-    long = {"messages": [{"role": "user", "content": "hello world <x> " * 250_000}]}
+    # Only a user's text is refused by its bytes: a template may cut other messages.
+    messages = [
+        {"role": "system", "content": "hello world <x> " * 250_000},
+        {"role": "user", "content": "Hello"},
+    ]
+    long = {"messages": messages}
     answers: list[httpx.Response] = []
     with served(finish=0) as (process, url):
 

@@ -320,11 +320,8 @@ class Redrafter:
         least = -(-nbytes // self._longest_token)
         if self.context_length is not None and least >= self.context_length:
             raise self._too_long(f"at least {least}")
-        if least > most:
-            raise BadInputError(
-                f"the prompt has at least {least} tokens, and memory has room for {most} at most; "
-                f"shorten it, or load a smaller model"
-            )
+        if (error := self._memory.refusal_of_length(least)) is not None:
+            raise error
 
     def _too_long(self, tokens: str) -> ContextLengthError:
         return ContextLengthError(

@@ -103,11 +103,17 @@ class MemoryBudget:
 
     def refusal(self, request: Request) -> BadInputError | None:
         """Return the error for an answer that would not fit beside the weights alone, else None."""
-        needed = self.needed(self.slots(request))
+        return self._refusal(f"{len(request.prompt)}", self.needed(self.slots(request)))
+
+    def refusal_of_length(self, least: int) -> BadInputError | None:
+        """Return the error for a prompt of `least` tokens or more that never fits, else None."""
+        return self._refusal(f"at least {least}", int(self._slot * least))
+
+    def _refusal(self, tokens: str, needed: int) -> BadInputError | None:
         if self._weights + needed <= self._limit:
             return None
         return BadInputError(
-            f"a prompt of {len(request.prompt)} tokens needs {needed / 1e9:.2f} GB and the weights "
+            f"a prompt of {tokens} tokens needs {needed / 1e9:.2f} GB and the weights "
             f"{self._weights / 1e9:.2f}, but MLX may take {self._limit / 1e9:.2f} GB in this "
             f"process; shorten it, or load a smaller model"
         )
