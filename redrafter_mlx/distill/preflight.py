@@ -45,8 +45,11 @@ def check_output(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the half-written files that killed runs left in a drafter's folder."""
-    for name in (CHECKPOINT, CONFIG, WEIGHTS, CARD, OPTIONS, HOURS, LOSS, ACCURACY):
+    """Remove the half-written files that killed runs left in a drafter's folder.
+
+    The trainer removes its own, of the checkpoint.
+    """
+    for name in (CONFIG, WEIGHTS, CARD, OPTIONS, HOURS, LOSS, ACCURACY):
         remove_abandoned(folder.glob(f".*.{name}"))
 
 

@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from redrafter_mlx.distill.checked_arrays import load_arrays, save_arrays
 from redrafter_mlx.distill.corpus.shards import naming_damage
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.atomic_write import remove_abandoned
 
 CHECKPOINT = "checkpoint.safetensors"
 FORMAT = "redrafter-mlx training 2"
@@ -104,10 +105,13 @@ def load_checkpoint(
 ) -> Checkpoint | None:
     """Return the checkpoint as `read_checkpoint`, if the run was made by `made_by`.
 
+    What a killed run wrote of the next one is removed.
+
     Raises:
       BadInputError: naming a key of `made_by`, if it was made by another value of it
       DamagedFileError: it does not hold the parameters of `drafter`, a tree of arrays
     """
+    remove_abandoned(folder.glob(f".*.{CHECKPOINT}"))
     found = read_checkpoint(folder)
     if found is None:
         return None
