@@ -62,20 +62,23 @@ def test_tokens_equal_autoregression(name: str, shape: BeamShape) -> None:
 @pytest.mark.parametrize("shape", [BeamShape(1, 4), BeamShape(3, 4)], ids=str)
 @pytest.mark.parametrize(
     "params",
-    [GREEDY, SamplingParams(0.9, top_k=20), SamplingParams(1.0, accept="rejection", top_p=0.9)],
-    ids=lambda p: p.method,
+    [
+        GREEDY,
+        *(SamplingParams(temperature) for temperature in (0.3, 1.0, 2.0)),
+        SamplingParams(1.0, accept="rejection", top_p=0.9),
+    ],
+    ids=lambda p: f"{p.method} {p.temperature:g}",
 )
 def test_the_target_itself_is_accepted_whole(params: SamplingParams, shape: BeamShape) -> None:
-    """The model is very certain, so that the greedy candidate is among the likeliest.
+    """By `sample`, it drafts the very draws; by rejection, one beam is accepted because q = p.
 
-    By rejection, drafts of one beam are accepted whole because q = p.
+    For the argmax, the model is very certain, so that its candidate is among the likeliest.
     """
     model = random_model("llama (mistral-style)")
-    model.lm_head.weight = model.lm_head.weight * 100
+    if params.greedy:
+        model.lm_head.weight = model.lm_head.weight * 100
     target = Target(model)
     drafter = drafter_for(target, model)
-    if params.method == "sample":
-        params = SamplingParams(1e-4)  # near-greedy, so that the sampled tokens are the likeliest
     if params.method == "rejection":
         shape = BeamShape(1, shape.length)
     _, results, _ = run(Decoder(target, drafter, shape, params), 80)

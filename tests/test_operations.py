@@ -33,19 +33,23 @@ _VIEWS = {
 
 _PROMPT = [1, 2, 3, 4, 5]
 
+GREEDY = SamplingParams()
+
 
 def launched(arrays: list[mx.array]) -> Counter[str]:
     return Counter(name for name in operations(arrays) if name not in _VIEWS)
 
 
-def third_step(shape: BeamShape, layers: int) -> tuple[list[mx.array], list[mx.array]]:
-    """Return what a greedy step computes: what the host waits for, and the next drafts.
+def third_step(
+    shape: BeamShape, layers: int, params: SamplingParams = GREEDY
+) -> tuple[list[mx.array], list[mx.array]]:
+    """Return what a step computes: what the host waits for, and the next drafts.
 
     It also moves the path of the tree before to its slots.
     """
     target = Target(random_model(num_hidden_layers=layers))
     drafter = None if shape == PLAIN else random_drafter().bind(target)
-    decoder = Decoder(target, drafter, shape, SamplingParams())
+    decoder = Decoder(target, drafter, shape, params)
     cache = decoder.new_cache()
     state, output = decoder.start(cache, 0, [_PROMPT], sequence_keys(0))
     for step in range(3):
@@ -54,9 +58,11 @@ def third_step(shape: BeamShape, layers: int) -> tuple[list[mx.array], list[mx.a
     return [output.report, state.length, *cache.target.buffers], list(state.drafts.tree.arrays)
 
 
-def step_launches(shape: BeamShape, layers: int) -> tuple[Counter[str], Counter[str]]:
+def step_launches(
+    shape: BeamShape, layers: int, params: SamplingParams = GREEDY
+) -> tuple[Counter[str], Counter[str]]:
     """Return the operations of `third_step`'s two parts."""
-    verified, drafts = third_step(shape, layers)
+    verified, drafts = third_step(shape, layers, params)
     before = launched(verified)
     return before, launched([*verified, *drafts]) - before
 
@@ -164,6 +170,17 @@ def test_a_level_of_drafts_launches_as_much_as_any_other(width: int, level: int)
     rises = {after - before for before, after in pairwise(counts)}
     assert len(rises) == 1
     assert rises.pop() <= level
+
+
+@pytest.mark.parametrize("shape", [BeamShape(1, 4), BeamShape(2, 4)], ids=str)
+def test_a_sampled_step_draws_its_noise_once_while_it_drafts(shape: BeamShape) -> None:
+    """Verification adds the noise to the logits, and the drafter to its levels."""
+    verified, drafts = step_launches(shape, 2, SamplingParams(0.8))
+    assert verified["RandomBits"] == 0
+    assert drafts["RandomBits"] == 1
+    greedy = step_launches(shape, 2)
+    assert verified.total() <= greedy[0].total() + 5
+    assert drafts.total() <= greedy[1].total() + 24
 
 
 def test_joining_caches_of_one_size_copies_each_buffer_once() -> None:

@@ -223,7 +223,7 @@ def test_next_token_frequencies_are_the_targets_probabilities(
     counts = np.zeros(target.vocab_size)
     for batch in range(32):
         keys = sequence_keys(batch, rows)
-        drafts = decoder._draft(cache, seen, keys, decoder.shape)
+        drafts = decoder._draft(cache, seen, keys, [params] * rows, decoder.shape)
         cache.target.pending = None  # the same position again
         options = (RowOptions(params),) * rows
         state = DecodeState(cache, length, drafts, keys, options, (None,) * rows)

@@ -17,7 +17,7 @@ when no submitted call still reads it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -39,6 +39,7 @@ from redrafter_mlx.drafting.interface import Drafter, Features, Seen
 from redrafter_mlx.drafting.prompt_lookup import Lookup
 from redrafter_mlx.speculation.beams import final_candidates
 from redrafter_mlx.speculation.penalties import first_past
+from redrafter_mlx.speculation.sampling import shared_draws
 from redrafter_mlx.speculation.separate import pack_separately
 from redrafter_mlx.speculation.tree import pack_beam
 from redrafter_mlx.target.model import Target
@@ -151,7 +152,8 @@ class Decoder:
         """Return the state after a verdict, with the drafts for the next step, and the report."""
         accepted, history, logits = verdict
         seen = newest_positions(state, hidden, accepted, bound, self._features)
-        drafts = self._draft(state.cache, seen, state.keys, shape)
+        rows = [options.sampling for options in state.options]
+        drafts = self._draft(state.cache, seen, state.keys, rows, shape)
         following = DecodeState(state.cache, length, drafts, state.keys, state.options, history)
         shown = tuple(options.logprobs for options in state.options)
         return following, report_step(state.drafts, accepted, logits, shown)
@@ -169,8 +171,18 @@ class Decoder:
     def _features(self) -> Features:
         return Features() if self.drafter is None else self.drafter.features
 
-    def _draft(self, cache: SequenceCache, seen: Seen, keys: mx.array, shape: BeamShape) -> Drafts:
-        """Draft what the next step verifies, after the bonus tokens `seen.root`."""
+    def _draft(
+        self,
+        cache: SequenceCache,
+        seen: Seen,
+        keys: mx.array,
+        rows: Sequence[SamplingParams],
+        shape: BeamShape,
+    ) -> Drafts:
+        """Draft what the next step verifies, after the bonus tokens `seen.root`.
+
+        `rows` are the batch rows' parameters.
+        """
         drafter, B = self.drafter, keys.shape[0]
         if drafter is None or shape.length == 1:
             if drafter is not None and self.remembers:
@@ -182,13 +194,17 @@ class Decoder:
         if self.draws:
             drawn, cache.memory = drafter.draw(cache.memory, seen, shape, keys, self.sampling)
             return Drafts(drawn.tree, (RowDrafts(shape, drawn=True),) * B, drawn.log_probs)
-        beams, cache.memory = drafter.draft(cache.memory, seen, drafter.drafted(shape))
+        asked, V = drafter.drafted(shape), self.target.vocab_size
+        draws = shared_draws(keys, seen.root_position + 1, rows, asked.length, V)
+        noise = None if draws is None else draws.noise
+        seen = replace(seen, draws=draws)
+        beams, cache.memory = drafter.draft(cache.memory, seen, asked)
         if self.prefixes == "separate":
-            return Drafts(pack_separately(beams), (RowDrafts(shape),) * B, beams=beams)
-        if self.prefixes == "final":
-            beams = final_candidates(beams)
-        tree = pack_beam(beams, shape.nodes)
-        return Drafts(tree, (RowDrafts(shape),) * B, beams=beams)
+            tree = pack_separately(beams)
+        else:
+            beams = final_candidates(beams) if self.prefixes == "final" else beams
+            tree = pack_beam(beams, shape.nodes)
+        return Drafts(tree, (RowDrafts(shape),) * B, beams=beams, noise=noise)
 
     @property
     def draws(self) -> bool:

@@ -80,13 +80,14 @@ def take_drafts(drafts: Drafts, rows: Sequence[int]) -> Drafts:
         None if drafts.log_probs is None else drafts.log_probs[index],
         beams,
         None if drafts.copied is None else drafts.copied[index],
+        None if drafts.noise is None else drafts.noise[index],
     )
 
 
 def join_drafts(parts: Sequence[Drafts]) -> Drafts:
     """Join the drafts of several batches, padded to the size of the largest tree.
 
-    No copies can join the result: its beams are not kept.
+    No copies can join the result: its beams are not kept. Nor is the noise, which is drawn again.
     """
     if len(parts) == 1:
         return parts[0]

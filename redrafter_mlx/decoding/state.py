@@ -38,6 +38,7 @@ class Drafts(NamedTuple):
     beams:     what the trees were packed from, so that copies can join; None if nothing was drafted
     copied:    [B, N] bool, the nodes that only a copy of the text proposes, undefined at padding;
                None if the trees hold no copies
+    noise:     [B, L, V], what `sample` will draw with, if it was drawn for the drafter; else None
     """
 
     tree: TokenTree
@@ -45,6 +46,7 @@ class Drafts(NamedTuple):
     log_probs: mx.array | None = None
     beams: Beams | None = None
     copied: mx.array | None = None
+    noise: mx.array | None = None
 
     @property
     def plain(self) -> bool:

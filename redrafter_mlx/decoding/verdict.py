@@ -88,18 +88,19 @@ def _judge_alike(
 ) -> Verdict:
     """Judge rows that have the same sampling parameters; `logits` and `masks` are theirs."""
     drafts, keys, position = state.drafts, state.keys, state.length + 1
-    tree, log_probs = drafts.tree, drafts.log_probs
+    tree, log_probs, noise = drafts.tree, drafts.log_probs, drafts.noise
     if len(rows) < len(state.options):
         run = slice(rows[0], rows[-1] + 1)
         tree, keys, position = tree.take(run), keys[run], position[run]
         log_probs = None if log_probs is None else log_probs[run]
+        noise = None if noise is None else noise[run]
     params = state.options[rows[0]].sampling
     before = [past for b in rows if (past := state.history[b]) is not None]
     nodes = past_at_nodes(before, tree) if before else None
     logits = constrained(penalised(logits, nodes, params), masks)
     drawn = log_probs if drafts.rows[rows[0]].drawn else None
     accepted = _accept(
-        tree, logits, position, keys, params, drawn, drafts.rows[rows[0]].shape.width
+        tree, logits, position, keys, params, drawn, drafts.rows[rows[0]].shape.width, noise
     )
     history: History = (None,) * len(rows)
     if nodes is not None:
@@ -115,6 +116,7 @@ def _accept(
     params: SamplingParams,
     drawn_from: mx.array | None,
     width: int,
+    noise: mx.array | None,
 ) -> Acceptance:
     """Decide which drafts are accepted, by the method of `params`.
 
@@ -122,11 +124,13 @@ def _accept(
       logits:     [B, N, V], after penalties
       position:   [B] int32, position of the token after the root
       drawn_from: [B, N, V], what drafts were drawn from; None if they were not drawn
+      noise:      [B, L, V], shared with the drafter by `sample`; None if it is not drawn yet
     """
     if params.method == "rejection" and drawn_from is not None:
         drafts = SampledDrafts(tree, drawn_from)
         return accept_rejection(drafts, sampled_log_probs(logits, params), position, keys, width)
-    choices = choose(logits, tree.depths, position, keys, params, tree.max_depth)
+    shared = noise if params.method == "sample" else None  # rows that share none have no noise
+    choices = choose(logits, tree.depths, position, keys, params, tree.max_depth, shared)
     if params.method == "typical":
         log_probs = sampled_log_probs(logits, params)
         return accept_typical(tree, log_probs, choices, params.epsilon, params.delta)

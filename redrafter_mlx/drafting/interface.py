@@ -20,6 +20,7 @@ from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.rejection import SampledDrafts
+from redrafter_mlx.speculation.sampling import Draws
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target.model import Target
 
@@ -65,6 +66,7 @@ class Seen:
 
     bound: upper bound of position + count, known on the host
     start: the position of all sequences if the host knows it, as in prompts; else None
+    draws: the noise of the target's draws after the root, for the drafts of `sample`; else None
     """
 
     tokens: mx.array
@@ -73,6 +75,7 @@ class Seen:
     count: mx.array
     bound: int
     start: int | None = None
+    draws: Draws | None = None
 
     @property
     def root(self) -> mx.array:

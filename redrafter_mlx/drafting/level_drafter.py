@@ -22,6 +22,7 @@ from redrafter_mlx.speculation.beam_search import Levels, beam_search, check_wid
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.speculation.rejection import SampledDrafts, draw_drafts
+from redrafter_mlx.speculation.sampling import Draws
 from redrafter_mlx.speculation.static_tree import StaticTree, static_tree
 from redrafter_mlx.target.compiled import CompiledGraphs
 from redrafter_mlx.target.fingerprint import nbytes_of, shapes_hash
@@ -29,7 +30,7 @@ from redrafter_mlx.target.model import Target
 
 _Paths: TypeAlias = "tuple[tuple[int, ...], ...] | None"
 _Searches: TypeAlias = (
-    "CompiledGraphs[[mx.array, mx.array, tuple[int, int], _Paths],"
+    "CompiledGraphs[[mx.array, mx.array, tuple[int, int], _Paths, tuple[mx.array, ...] | None],"
     " tuple[mx.array, mx.array, mx.array]]"
 )
 _D = TypeVar("_D", bound="LevelDrafter")
@@ -118,7 +119,7 @@ class LevelDrafter(Drafter):
         """Draft the likeliest candidates by beam search, or those of the static tree."""
         shape = self.drafted(shape)
         levels = self.levels(memory, seen, shape.length - 1)
-        return _search(levels, seen.root, shape, self.tree), levels.memory
+        return _search(levels, seen.root, shape, self.tree, seen.draws), levels.memory
 
     def draw(
         self,
@@ -165,12 +166,14 @@ class MemorylessDrafter(LevelDrafter):
             root: mx.array,
             sizes: tuple[int, int],
             paths: _Paths,
+            draws: tuple[mx.array, ...] | None,
         ) -> tuple[mx.array, mx.array, mx.array]:
             shape = BeamShape(*sizes)
             drafter = this()
             assert drafter is not None, "it calls this"
             levels = drafter.levels_of(features, root, shape.length - 1)
-            beams = _search(levels, root, shape, None if paths is None else StaticTree(paths))
+            tree = None if paths is None else StaticTree(paths)
+            beams = _search(levels, root, shape, tree, None if draws is None else Draws(*draws))
             return beams.tokens, beams.log_probs, beams.parent_indices
 
         return CompiledGraphs(search)
@@ -193,8 +196,9 @@ class MemorylessDrafter(LevelDrafter):
         shape = self.drafted(shape)
         sizes = (shape.width, shape.length)
         paths = None if self.tree is None else self.tree.paths
-        size = (seen.newest.shape, sizes, paths)
-        found = self._searches.call(size, seen.newest, seen.root, sizes, paths)
+        draws = None if seen.draws is None else tuple(seen.draws)
+        size = (seen.newest.shape, sizes, paths, draws is not None)
+        found = self._searches.call(size, seen.newest, seen.root, sizes, paths, draws)
         return Beams(*found, distinct=True), memory
 
 
@@ -228,7 +232,40 @@ class HeadsDrafter(MemorylessDrafter):
         return self._cost
 
 
-def _search(levels: Levels, root: mx.array, shape: BeamShape, tree: StaticTree | None) -> Beams:
+class NoisyLevels(Levels):
+    """Levels plus the noise that the target will draw with, so that drafts guess its very draws.
+
+    The target draws argmax(log p / T + noise). With the drafter's belief in place of p, the
+    likeliest draft is the draw that the drafter expects.
+    """
+
+    def __init__(self, levels: Levels, draws: Draws) -> None:
+        super().__init__(levels.vocabulary)
+        self._levels = levels
+        self._noise = levels.vocabulary.of_tokens(draws.noise)  # [B, L, V']
+        self._temperature = draws.temperature[:, None, None]
+        self._depth = 0
+
+    def first(self) -> mx.array:
+        return self._noisy(self._levels.first())
+
+    def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
+        self._depth += 1
+        return self._noisy(self._levels.following(parents, tokens))
+
+    def _noisy(self, logits: mx.array) -> mx.array:
+        return logits / self._temperature + self._noise[:, self._depth, None]
+
+
+def _search(
+    levels: Levels,
+    root: mx.array,
+    shape: BeamShape,
+    tree: StaticTree | None,
+    draws: Draws | None,
+) -> Beams:
+    if draws is not None:
+        levels = NoisyLevels(levels, draws)
     if tree is None:
         return beam_search(levels, root, shape)
     return static_tree(levels, root, tree)

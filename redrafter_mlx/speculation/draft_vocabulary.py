@@ -27,6 +27,10 @@ class DraftVocabulary:
         """Map output indices to token ids."""
         return outputs if self.tokens is None else self.tokens[outputs]
 
+    def of_tokens(self, values: mx.array) -> mx.array:
+        """Gather values [..., V] of all tokens for the outputs [..., V']."""
+        return values[..., : self.size] if self.tokens is None else values[..., self.tokens]
+
     def index(self) -> mx.array:
         """Return [V] int32: the output of each token, -1 for tokens that cannot be drafted."""
         index = mx.full((self.vocab_size,), -1, mx.int32)

@@ -9,7 +9,8 @@ is on the accepted path.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
@@ -68,6 +69,7 @@ def choose(
     keys: mx.array,
     params: SamplingParams,
     max_depth: int,
+    noise: mx.array | None = None,
 ) -> mx.array:
     """Choose the target's token after every node.
 
@@ -76,18 +78,55 @@ def choose(
       depths:   [B, N] int32
       position: [B] int32, of the token after the root in the text
       keys:     [B, 2] uint32
+      noise:    [B, L, V], L > max_depth, as `shared_draws` drew it for the drafter; None draws it
     Returns:
       [B, N] int32
     """
     if params.greedy:
         return mx.argmax(logits, axis=-1).astype(mx.int32)
     B, _, V = logits.shape
-    levels = max_depth + 1
-    positions = position[:, None] + iota(levels)[None]  # [B, levels]
-    noise = gumbel_at(keys, positions, V, CHOICE).reshape(B * levels, V)
+    if noise is None:
+        positions = position[:, None] + iota(max_depth + 1)[None]  # [B, L]
+        noise = gumbel_at(keys, positions, V, CHOICE)
+    levels = noise.shape[1]
     of_node = iota(B)[:, None] * levels + depths
-    x = filtered_logits(logits, params) + noise[of_node]
+    x = filtered_logits(logits, params) + noise.reshape(B * levels, V)[of_node]
     return mx.argmax(x, axis=-1).astype(mx.int32)
+
+
+class Draws(NamedTuple):
+    """The noise that the target will draw with after a root, for a drafter to search with.
+
+    Shapes:
+      noise:       [B, L, V] float32, of the positions after the root; 0 in rows that share none
+      temperature: [B] float32; 1 in rows that share no noise
+    """
+
+    noise: mx.array
+    temperature: mx.array
+
+
+def shared_draws(
+    keys: mx.array, position: mx.array, rows: Sequence[SamplingParams], levels: int, size: int
+) -> Draws | None:
+    """Return the draws at `levels` positions from `position` on; None if no row may share them.
+
+    A row shares its noise if the target's own draws are accepted: `sample`. A draft that is tested
+    by the ratio of two distributions must not depend on the noise of the test or of the bonus
+    token, and `typical` accepts drafts that the target does not draw.
+
+    Shapes:
+      keys:     [B, 2] uint32
+      position: [B] int32, of the token after the root in the text
+    """
+    share = [params.method == "sample" for params in rows]
+    if not any(share):
+        return None
+    noise = gumbel_at(keys, position[:, None] + iota(levels)[None], size, CHOICE)
+    if not all(share):
+        noise = mx.where(mx.array(share)[:, None, None], noise, 0.0)
+    each = zip(share, rows, strict=True)
+    return Draws(noise, mx.array([params.temperature if own else 1.0 for own, params in each]))
 
 
 def gumbel_at(keys: mx.array, positions: mx.array, size: int, purpose: int) -> mx.array:
