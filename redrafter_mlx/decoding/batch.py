@@ -160,8 +160,8 @@ class Batch:
 
         A plain step that no result can change is submitted before they are read, as in mlx-lm's
         loop: no drafter keeps the device busy while the host submits, which on a GPU can take as
-        long as a small model's call. An end that nobody foresaw makes its row of the step useless,
-        but not wrong.
+        long as a small model's call. If a row then ends unexpectedly, its part of the step is
+        unused, not wrong.
         """
         if not self._decoder.target.builds_ahead or len(self._parts) != 1:
             return Order.WAIT
@@ -254,10 +254,10 @@ class Batch:
         if following is None:
             return
         plain = following.verified.tokens.shape[1] == 1
-        foreseen = plain and self._stays_plain(following.rows)
-        if foreseen:
+        early = plain and self._stays_plain(following.rows)
+        if early:
             self._clock.restart()
-        self._submit(following, drafted, alone=foreseen and not following.state.drafts.plain)
+        self._submit(following, drafted, alone=early and not following.state.drafts.plain)
 
     def _submit(
         self, following: _Next, drafted: Sequence[Drafts] = (), *, alone: bool = False

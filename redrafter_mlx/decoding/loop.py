@@ -196,8 +196,9 @@ class Decoder:
             return Drafts(drawn.tree, (RowDrafts(shape, drawn=True),) * B, drawn.log_probs)
         asked, V = drafter.drafted(shape), self.target.vocab_size
         draws = shared_draws(keys, seen.root_position + 1, rows, asked.length, V)
-        noise = None if draws is None else draws.noise
-        seen = replace(seen, draws=draws)
+        noise = None
+        if draws is not None:
+            seen, noise = replace(seen, draws=draws), draws.noise
         beams, cache.memory = drafter.draft(cache.memory, seen, asked)
         if self.prefixes == "separate":
             tree = pack_separately(beams)
