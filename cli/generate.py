@@ -27,8 +27,8 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.words import count
 
 if TYPE_CHECKING:
-    from redrafter_mlx.decoding.step_result import Source
     from redrafter_mlx.engine.engine import Redrafter
+    from redrafter_mlx.response import Source
 
 Prompt = str | list[dict[str, str]]
 

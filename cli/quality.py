@@ -59,7 +59,7 @@ def command(
     from redrafter_mlx.drafting.forms import DrafterFolder, find_form
     from redrafter_mlx.engine.prompt import prompt_tokens
     from redrafter_mlx.loading.target import load_target
-    from redrafter_mlx.target.model import Target
+    from redrafter_mlx.target_model.model import Target
 
     drafters = each_once(drafters)
     opened = [open_files(folder) for folder in drafters]

@@ -20,7 +20,7 @@ from redrafter_mlx.runtime.words import count
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from redrafter_mlx.decoding.step_result import Source
+    from redrafter_mlx.response import Source
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells expect it: 128 + SIGINT."""

@@ -20,8 +20,8 @@ from redrafter_mlx.runtime.busy_machine import BusyMachine
 from redrafter_mlx.weights import Progress, no_progress
 
 if TYPE_CHECKING:
-    from redrafter_mlx.autotune.tuner import Tuner
     from redrafter_mlx.engine.engine import Redrafter
+    from redrafter_mlx.tuning.tuner import Tuner
 
 _QUESTIONS = (0, 8, 13)
 """Indices of our own questions that sample acceptance: a letter, a function, an explanation."""
@@ -126,7 +126,7 @@ def measure(
 
     Raises BadInputError if there is no shape to choose.
     """
-    from redrafter_mlx.autotune.batch_policy import BatchPolicy
+    from redrafter_mlx.tuning.batch_policy import BatchPolicy
 
     tuning = loaded.tuning
     if tuning is None:
@@ -138,7 +138,12 @@ def measure(
         wide = GenerationOptions(max_tokens=_TOKENS, beam_width=tuning.widest, beam_length=_LENGTH)
         for answer in loaded.stream(prompt, options=wide):
             step = answer.step
-            if answer.steps > 0 and answer.index == 0 and not step.copied and step.shape != PLAIN:
+            if (
+                answer.steps > 0
+                and answer.index == 0
+                and not step.from_host
+                and step.shape != PLAIN
+            ):
                 acceptance.learn(step)
         progress("drafts", 100 * i // len(prompts), 100)
     return tuning, BatchPolicy(tuning.costs, acceptance).expected_rates(_CONTEXT)

@@ -6,11 +6,49 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import mlx.core as mx
 
 from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.decoding.step_result import Source, StepResult
+
+Source: TypeAlias = Literal["model", "drafter", "lookup"]
+"""Where an emitted token came from: the target's own choice, or an accepted draft."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One row's step as the host sees it.
+
+    tokens:    emitted tokens: the accepted drafts and the bonus token
+    sources:   where each token came from; a draft that both drafter and lookup proposed is the
+               drafter's
+    path:      the node after which each token was chosen
+    beams:     of each node that is not padding, the smallest beam width that contains it, minus one
+    depths:    of the same nodes
+    shape:     shape that the tree was drafted with
+    query_rows: of the target's call for this tree: nodes and padding
+    from_host: whether the tree held continuations from the host, such as n-gram matches
+    seconds:   since the previous step was read, on the host; None if that is not a step's time
+    log_probs: the target's log-probabilities [V] float32 that each token was chosen from, on the
+               device; None unless requested
+    """
+
+    tokens: list[int]
+    sources: list[Source]
+    path: list[int]
+    beams: list[int]
+    depths: list[int]
+    shape: BeamShape
+    query_rows: int
+    from_host: bool = False
+    seconds: float | None = None
+    log_probs: list[mx.array] | None = None
+
+    @property
+    def nodes(self) -> int:
+        """Number of tree nodes that are not padding."""
+        return len(self.beams)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ import pytest
 from simulated import cliff, timings_of_batches
 
 import redrafter_mlx  # noqa: F401
-from redrafter_mlx.autotune.learned import Learned
-from redrafter_mlx.autotune.timings import Setup, Timings
 from redrafter_mlx.loading.target import LoadedTarget, load_target
+from redrafter_mlx.tuning.learned import Learned
+from redrafter_mlx.tuning.timings import Setup, Timings
 
 # MLX's CPU backend compiles kernels into files there, and two processes must not write the same.
 SCRATCH = tempfile.mkdtemp(prefix="redrafter-mlx-tests-")
@@ -61,9 +61,9 @@ def known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     def saved(setup: Setup) -> Timings:
         return replace(known, setup=setup)
 
-    monkeypatch.setattr("redrafter_mlx.autotune.tuner.saved_timings", saved)
-    monkeypatch.setattr("redrafter_mlx.autotune.tuner.saved_learned", lambda *_: Learned())
-    monkeypatch.setattr("redrafter_mlx.autotune.tuner.save_learned", lambda *_: None)
+    monkeypatch.setattr("redrafter_mlx.tuning.tuner.saved_timings", saved)
+    monkeypatch.setattr("redrafter_mlx.tuning.tuner.saved_learned", lambda *_: Learned())
+    monkeypatch.setattr("redrafter_mlx.tuning.tuner.save_learned", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

@@ -10,11 +10,11 @@ import pytest
 from constraints import Rules
 from policies import decode_with
 
-from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.decoding.row import BatchShapes
+from redrafter_mlx.decoding.proposal import Policy
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.single import decode
-from redrafter_mlx.decoding.step_result import StepResult
+from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.sampling import sequence_keys
 
 
@@ -24,7 +24,7 @@ def run(
     n: int,
     seed: int = 0,
     *,
-    shapes: BatchShapes | None = None,
+    shapes: Policy | None = None,
     rules: Rules | None = None,
     cache: SequenceCache | None = None,
 ) -> tuple[list[int], list[StepResult]]:

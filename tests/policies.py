@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import abc
+from collections.abc import Callable, Iterator
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.decoding.batch import Batch
-from redrafter_mlx.decoding.copies import CopyPlan
-from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.decoding.row import BatchShapes, Row
+from redrafter_mlx.decoding.pipeline import Pipeline
+from redrafter_mlx.decoding.proposal import Policy, Proposal
+from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
-from redrafter_mlx.decoding.step_result import StepResult
-from redrafter_mlx.drafting.prompt_lookup import TextIndex
+from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.drafting.ngram import NgramIndex
+from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.sampling import sequence_keys
 
 
@@ -21,15 +22,15 @@ class Alternating:
     def __init__(self, *shapes: BeamShape) -> None:
         self.shapes, self.step = shapes, 0
 
-    def next_shape(self, rows: Sequence[Row]) -> BeamShape:
+    def propose(self, rows: abc.Sequence[Sequence]) -> BeamShape:
         del rows
         self.step += 1
         return self.shapes[self.step % len(self.shapes)]
 
-    def plan_copies(self, rows: Sequence[Row], *_: object) -> list[CopyPlan | None]:
+    def revise(self, rows: abc.Sequence[Sequence], *_: object) -> list[Proposal | None]:
         return [None] * len(rows)
 
-    def may_copy(self, rows: Sequence[Row]) -> bool:
+    def may_revise(self, rows: abc.Sequence[Sequence]) -> bool:
         del rows
         return False
 
@@ -37,7 +38,7 @@ class Alternating:
 
 
 def decode_with(
-    shapes: BatchShapes,
+    shapes: Policy,
     decoder: Decoder,
     cache: SequenceCache,
     prompt: list[int],
@@ -45,8 +46,8 @@ def decode_with(
     seed: int = 0,
 ) -> Iterator[StepResult]:
     """As `decode`, with these shapes in place of the decoder's own."""
-    index = None if decoder.lookup is None else TextIndex(decoder.lookup, prompt)
-    row, batch = Row(finished, len(prompt), index), Batch(decoder, shapes)
+    index = None if decoder.lookup is None else NgramIndex(decoder.lookup, prompt)
+    row, batch = Sequence(finished, len(prompt), index), Pipeline(decoder, shapes)
     first = batch.first_shape(row, 1)
     batch.join(row, *decoder.start(cache, 0, [prompt], sequence_keys(seed), first))
     while batch.rows:

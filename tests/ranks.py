@@ -22,7 +22,6 @@ from redrafter_mlx.bench.measure.batches import BatchRunner
 from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.config import BeamShape, GenerationOptions
 from redrafter_mlx.decoding.single import decode
-from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.distill.corpus.folder import CorpusGoal, CorpusJob
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.workers import write_corpus
@@ -37,6 +36,7 @@ from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import EngineFailedError, RedrafterError
 from redrafter_mlx.loading.target import LoadedTarget
+from redrafter_mlx.response import StepResult
 from redrafter_mlx.runtime.launched import wait_for_loss
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.sampling import sequence_keys

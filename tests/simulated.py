@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections import abc
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from redrafter_mlx.autotune.acceptance import AcceptanceStatistics, accepted_within, bounds
-from redrafter_mlx.autotune.batch_policy import BatchPolicy
-from redrafter_mlx.autotune.cost_model import (
+from redrafter_mlx.config import PLAIN, BeamShape
+from redrafter_mlx.decoding.proposal import Drafted as Made
+from redrafter_mlx.decoding.proposal import Proposal
+from redrafter_mlx.decoding.sequence import Sequence
+from redrafter_mlx.drafting.ngram import NgramIndex
+from redrafter_mlx.response import Source, StepResult
+from redrafter_mlx.tuning.acceptance import AcceptanceStatistics, accepted_within, bounds
+from redrafter_mlx.tuning.batch_policy import BatchPolicy
+from redrafter_mlx.tuning.cost_model import (
     BATCH_LENGTHS,
     BATCH_ROWS,
     BATCHES,
@@ -19,13 +25,8 @@ from redrafter_mlx.autotune.cost_model import (
     CostModel,
     cost_model,
 )
-from redrafter_mlx.autotune.step_times import StepTimes
-from redrafter_mlx.autotune.timings import Case, Setup, Timings
-from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.decoding.copies import CopyPlan
-from redrafter_mlx.decoding.row import Row
-from redrafter_mlx.decoding.step_result import Source, StepResult
-from redrafter_mlx.drafting.prompt_lookup import TextIndex
+from redrafter_mlx.tuning.step_times import StepTimes
+from redrafter_mlx.tuning.timings import Case, Setup, Timings
 
 SETUP = Setup("chip", "model", "drafter", "float32", "0.0", "none")
 _VOCAB, _WORDS = 6, 60
@@ -85,17 +86,17 @@ def step_result(
     beams: list[int],
     depths: list[int],
     path: list[int],
-    copied: bool = False,
-    seconds: float = math.nan,
+    from_host: bool = False,
+    seconds: float | None = None,
 ) -> StepResult:
     """Return the result of a verified tree, as the policy receives it."""
     sources: list[Source] = [*["drafter"] * (len(path) - 1), "model"]
     return StepResult(
-        [0] * len(path), sources, path, beams, depths, shape, shape.nodes, copied, seconds
+        [0] * len(path), sources, path, beams, depths, shape, shape.nodes, from_host, seconds
     )
 
 
-def accepted_by_shape(step: StepResult, shapes: Sequence[BeamShape]) -> dict[BeamShape, int]:
+def accepted_by_shape(step: StepResult, shapes: abc.Sequence[BeamShape]) -> dict[BeamShape, int]:
     """Return the accepted drafts by shape, for the shapes that a step gives evidence of."""
     known, accepted = (found.tolist() for found in accepted_within(step, bounds(shapes)))
     return {s: n for s, n, is_known in zip(shapes, accepted, known, strict=True) if is_known}
@@ -214,9 +215,11 @@ def expected_tokens(shape: BeamShape, skill: float, sharpness: float) -> float:
     return total / _CONTEXTS
 
 
-def sequence(committed: int = 128, text: TextIndex | None = None, *, learns: bool = True) -> Row:
+def sequence(
+    committed: int = 128, text: NgramIndex | None = None, *, biased: bool = False
+) -> Sequence:
     """Return a batch row that does not end."""
-    return Row(lambda _: False, committed, text, learns=learns)
+    return Sequence(lambda _: False, committed, text, biased=biased)
 
 
 class AnswerPolicy:
@@ -235,13 +238,13 @@ class AnswerPolicy:
     def acceptance(self) -> AcceptanceStatistics:
         return self.batch.acceptance
 
-    def next_shape(self, length: int) -> BeamShape:
+    def propose(self, length: int) -> BeamShape:
         self._row.committed = length
-        return self.batch.next_shape([self._row])
+        return self.batch.propose([self._row]).shape
 
-    def plan_copies(self, text: TextIndex, drafted: BeamShape, *, drawn: bool) -> CopyPlan | None:
-        self._row.text_index = text
-        return self.batch.plan_copies([self._row], [drafted], [drawn])[0]
+    def revise(self, text: NgramIndex, drafted: BeamShape, *, drawn: bool) -> Proposal | None:
+        self._row.ngrams = text
+        return self.batch.revise([self._row], [Made(drafted, drawn)])[0]
 
     def learn(self, step: StepResult) -> None:
         self.batch.learn([self._row], [step])
@@ -262,7 +265,7 @@ def decode(
     taken = []
     unread: list[StepResult] = []
     for text in texts:
-        shape = policy.next_shape(length)
+        shape = policy.propose(length)
         taken.append(Taken(shape, costs.step(shape, length), text.tokens(shape)))
         unread.append(replace(text.step(shape), seconds=taken[-1].seconds))
         if len(unread) > _LATE:
@@ -270,7 +273,7 @@ def decode(
     return taken
 
 
-def pace(steps: Sequence[Taken]) -> float:
+def pace(steps: abc.Sequence[Taken]) -> float:
     """Return tokens per second of the chosen shapes, from expected instead of sampled tokens."""
     return sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
 

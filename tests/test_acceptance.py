@@ -18,7 +18,7 @@ from test_tree import pack, random_beams
 from tiny import byte_model, byte_tokenizer, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, GenerationOptions, SamplingParams
-from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
@@ -31,7 +31,7 @@ from redrafter_mlx.speculation.penalties import (
     penalised,
 )
 from redrafter_mlx.speculation.sampling import sequence_keys
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 
 def typical_walk(

@@ -14,13 +14,13 @@ from simulated import cliff, machine
 from test_train_cli import save_folder
 from test_tune import bench, model, shell  # noqa: F401
 
-from redrafter_mlx.autotune.advice import LOOKUP, NOTHING, TRAINED, Kind, expected_speed, published
-from redrafter_mlx.autotune.cost_model import CostModel
 from redrafter_mlx.bench.papers.published import CHIPS, timings
 from redrafter_mlx.cli.tune_advice import training_estimate
 from redrafter_mlx.config import PLAIN
 from redrafter_mlx.distill.estimate import Estimate
 from redrafter_mlx.loading.load import load
+from redrafter_mlx.tuning.advice import LOOKUP, NOTHING, TRAINED, Kind, expected_speed, published
+from redrafter_mlx.tuning.cost_model import CostModel
 
 CHEAP = machine(cliff(8))
 DEAR = machine(lambda rows: 20.0 * rows)

@@ -12,16 +12,16 @@ from test_target import assert_tree_equals_sequences
 from tiny import VOCAB, byte_tokenizer, plain_tokens, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decoding.batch import Batch
-from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.decoding.row import FixedShape
+from redrafter_mlx.decoding.pipeline import Pipeline
+from redrafter_mlx.decoding.proposal import FixedPolicy
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.draft_model import DraftModel
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
-from redrafter_mlx.drafting.prompt_lookup import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import UnsupportedModelError
-from redrafter_mlx.target.model import Target
-from redrafter_mlx.target.tree_check import check_trees
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.target_model.tree_check import check_trees
 
 GREEDY = SamplingParams()
 SHAPE = BeamShape(3, 4)
@@ -130,7 +130,7 @@ def test_rows_of_a_model_with_grouped_scores_are_decoded_as_if_alone(kv_heads: i
     model = random_model("gemma2", seed=3, **{**OTHERS["gemma2"], **heads})
     decoder = Decoder(Target(model), None, SHAPE, GREEDY, lookup=Lookup(1))
     rows = [Decoded(prompt, 20) for prompt in ([3, 5, 7, 3, 5], [9], [8, 8, 1])]
-    batch = Batch(decoder, FixedShape(SHAPE))
+    batch = Pipeline(decoder, FixedPolicy(SHAPE))
     for row in rows:
         row.join(batch, decoder)
     while batch.rows:

@@ -9,10 +9,10 @@ import pytest
 from simulated import cliff, timings
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter
 
-from redrafter_mlx.autotune.timings import Setup, Timings
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.tuning.timings import Setup, Timings
 from redrafter_mlx.verification import verify
 
 PROMPT = [72, 101, 108]
@@ -49,8 +49,8 @@ def test_every_step_has_the_shape_that_was_asked_for(
         assert len(drafted) == len(steps)
         assert {step.nodes for step in steps} == {shape.nodes}
     if name != "drafter":
-        assert any(step.copied for step in steps)
-        longest = max(max(step.depths) for step in steps if step.copied)
+        assert any(step.from_host for step in steps)
+        longest = max(max(step.depths) for step in steps if step.from_host)
         assert longest == shape.length - 1
 
 
@@ -79,7 +79,7 @@ def on_machine(known: Timings, monkeypatch: pytest.MonkeyPatch, drafter: str) ->
     def saved(setup: Setup) -> Timings:
         return replace(known, setup=setup)
 
-    monkeypatch.setattr("redrafter_mlx.autotune.tuner.saved_timings", saved)
+    monkeypatch.setattr("redrafter_mlx.tuning.tuner.saved_timings", saved)
     return Redrafter(byte_model(seed=1), byte_tokenizer(), drafter)
 
 

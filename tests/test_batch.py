@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -16,20 +15,22 @@ from test_sampling import chi_square, critical
 from tiny import byte_tokenizer, random_drafter, random_model, truncated
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding.batch import Batch
-from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.decoding.row import FixedShape, Row
+from redrafter_mlx.decoding.pipeline import Pipeline
+from redrafter_mlx.decoding.proposal import FixedPolicy, Proposal
+from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.state import RowOptions
-from redrafter_mlx.decoding.step_result import StepResult, read_report
+from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.decoding.step_result import read_report
 from redrafter_mlx.drafting.draft_model import DraftModel
-from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
+from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
+from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.penalties import penalised
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target import kv_cache
-from redrafter_mlx.target.kv_cache import CAPACITY_STEP, TreeCache
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model import kv_cache
+from redrafter_mlx.target_model.kv_cache import CAPACITY_STEP, TreeCache
+from redrafter_mlx.target_model.model import Target
 
 FEW = 16
 """Size of a vocabulary that is small enough for a random drafter to be right sometimes."""
@@ -53,9 +54,9 @@ class Decoded:
         self.emitted.extend(result.tokens)
         return len(self.emitted) >= self.n
 
-    def join(self, batch: Batch, decoder: Decoder) -> Row:
-        text = None if decoder.lookup is None else TextIndex(decoder.lookup, self.prompt)
-        row = Row(self.finished, len(self.prompt), text)
+    def join(self, batch: Pipeline, decoder: Decoder) -> Sequence:
+        text = None if decoder.lookup is None else NgramIndex(decoder.lookup, self.prompt)
+        row = Sequence(self.finished, len(self.prompt), text)
         mine = replace(decoder, sampling=self.params)
         keys = sequence_keys(self.seed)
         batch.join(row, *mine.start(decoder.new_cache(), 0, [self.prompt], keys))
@@ -71,9 +72,11 @@ class Decoded:
         return mine
 
 
-def scheduled(decoder: Decoder, sequences: Sequence[Decoded], rng: random.Random) -> list[Row]:
+def scheduled(
+    decoder: Decoder, sequences: abc.Sequence[Decoded], rng: random.Random
+) -> list[Sequence]:
     """Decode the sequences, which join at random steps; return their rows as they end."""
-    batch, waiting, ended = Batch(decoder, FixedShape(decoder.shape)), list(sequences), []
+    batch, waiting, ended = Pipeline(decoder, FixedPolicy(decoder.shape)), list(sequences), []
     while waiting or batch.rows:
         while waiting and (not batch.rows or rng.random() < 0.3):
             waiting.pop(0).join(batch, decoder)
@@ -81,7 +84,7 @@ def scheduled(decoder: Decoder, sequences: Sequence[Decoded], rng: random.Random
     return ended
 
 
-def some(rng: random.Random, count: int, params: Sequence[SamplingParams]) -> list[Decoded]:
+def some(rng: random.Random, count: int, params: abc.Sequence[SamplingParams]) -> list[Decoded]:
     """Return sequences of random prompts and lengths."""
     return [
         Decoded([rng.randrange(FEW) for _ in range(rng.randrange(1, 9))],
@@ -128,9 +131,9 @@ def follow_a_random_schedule(decoder: Decoder, seed: int) -> None:
     """Run sequences with different parameters that join, leave early, and end."""
     rng = random.Random(seed)
     sequences = some(rng, rng.randrange(2, 6), VARIOUS)
-    batch, waiting = Batch(decoder, FixedShape(decoder.shape)), list(sequences)
-    rows: list[Row] = []
-    left: set[Row] = set()
+    batch, waiting = Pipeline(decoder, FixedPolicy(decoder.shape)), list(sequences)
+    rows: list[Sequence] = []
+    left: set[Sequence] = set()
     while waiting or batch.rows:
         while waiting and (not batch.rows or rng.random() < 0.3):
             rows.append(waiting.pop(0).join(batch, decoder))
@@ -162,7 +165,7 @@ def test_a_thousand_random_schedules_give_every_row_its_own_tokens() -> None:
 def test_rows_of_one_step_accept_different_numbers_of_tokens() -> None:
     """Otherwise the smallest number would bound all rows, which is correct but useless."""
     decoder = drafted(tiny(), BeamShape(3, 4))
-    batch = Batch(decoder, FixedShape(decoder.shape))
+    batch = Pipeline(decoder, FixedPolicy(decoder.shape))
     sequences = [Decoded([n, 5, 7], 30) for n in range(4)]
     for each in sequences:
         each.join(batch, decoder)
@@ -178,7 +181,7 @@ def test_dead_slots_move_no_output(shape: BeamShape) -> None:
     """Every slot beyond a row's own text is filled with large values before each step."""
     decoder = drafted(tiny(), shape)
     sequences = [Decoded([1], 25), Decoded([2] * 9, 20), Decoded([4, 5, 6], 15)]
-    batch = Batch(decoder, FixedShape(decoder.shape))
+    batch = Pipeline(decoder, FixedPolicy(decoder.shape))
     rows = [each.join(batch, decoder) for each in sequences]
     honest = decoder.target.verify
 
@@ -245,7 +248,7 @@ def test_rows_give_up_the_slots_of_a_long_text_that_has_left() -> None:
     target = Target(model)
     small = DraftModel(truncated(model, 1), byte_tokenizer()).bind(target, byte_tokenizer())
     decoder = Decoder(target, small, BeamShape(1, 3), GREEDY)
-    batch = Batch(decoder, FixedShape(decoder.shape))
+    batch = Pipeline(decoder, FixedPolicy(decoder.shape))
     short, long = Decoded([1, 2, 3], 60), Decoded([i % 258 for i in range(1000)], 4)
     rows = [each.join(batch, decoder) for each in (short, long)]
     held = []
@@ -266,7 +269,7 @@ def test_graphs_are_built_for_each_extent_alone(
     """Few on a GPU; none of them serves only the step in which the buffers grow."""
     monkeypatch.setattr(kv_cache, "backend", lambda: backend)
     decoder = Decoder(tiny(), None, PLAIN, GREEDY)
-    sequence, batch = Decoded([1, 2, 3], 280), Batch(decoder, FixedShape(decoder.shape))
+    sequence, batch = Decoded([1, 2, 3], 280), Pipeline(decoder, FixedPolicy(decoder.shape))
     sequence.join(batch, decoder)
     while batch.rows:
         batch.advance()
@@ -276,7 +279,7 @@ def test_graphs_are_built_for_each_extent_alone(
 def test_a_batch_size_is_compiled_when_it_has_come_some_times() -> None:
     """Where answers join and leave, many sizes come only once or twice."""
     decoder = Decoder(tiny(), None, PLAIN, GREEDY)
-    batch = Batch(decoder, FixedShape(decoder.shape))
+    batch = Pipeline(decoder, FixedPolicy(decoder.shape))
     for seed in range(3):
         Decoded([1, 2, 3], 20, seed).join(batch, decoder)
     compiled = []
@@ -292,32 +295,32 @@ def test_no_time_is_reported_of_a_step_beside_which_a_graph_was_compiled(
     """Neither the step that is read late meanwhile nor the first step of the new graph is timed."""
     monkeypatch.setattr(kv_cache, "backend", lambda: "cpu")
     decoder = Decoder(tiny(), None, PLAIN, GREEDY)
-    sequence, batch = Decoded([1, 2, 3], 240), Batch(decoder, FixedShape(decoder.shape))
+    sequence, batch = Decoded([1, 2, 3], 240), Pipeline(decoder, FixedPolicy(decoder.shape))
     sequence.join(batch, decoder)
     compiled = []
     while batch.rows:
         before = decoder.target.compiled
         batch.advance()
         compiled.append(decoder.target.compiled > before)
-    timed = [not math.isnan(result.seconds) for result in sequence.results]
+    timed = [result.seconds is not None for result in sequence.results]
     assert not timed[0], "the prompt's"
     assert timed[1:] == [not (here or there) for here, there in pairwise(compiled)]
     assert sum(compiled) == 4, "an extent of 64 slots each"
 
 
-class Counting(FixedShape):
+class Counting(FixedPolicy):
     """A fixed shape; counts the choices, and keeps the times that it is told."""
 
     def __init__(self, shape: BeamShape) -> None:
         super().__init__(shape)
         self.choices, self.timed = 0, list[bool]()
 
-    def next_shape(self, rows: Sequence[Row]) -> BeamShape:
+    def propose(self, rows: abc.Sequence[Sequence]) -> Proposal:
         self.choices += 1
-        return super().next_shape(rows)
+        return super().propose(rows)
 
-    def learn(self, rows: Sequence[Row], steps: Sequence[StepResult]) -> None:
-        self.timed += [not math.isnan(step.seconds) for step in steps[:1]]
+    def learn(self, rows: abc.Sequence[Sequence], steps: abc.Sequence[StepResult]) -> None:
+        self.timed += [step.seconds is not None for step in steps[:1]]
         super().learn(rows, steps)
 
 
@@ -325,9 +328,9 @@ def test_answers_that_begin_together_choose_their_first_shape_once() -> None:
     """A choice may pay for a probe, or count as one of the plain steps that time a batch."""
     decoder = drafted(tiny(), BeamShape(1, 3))
     shapes = Counting(decoder.shape)
-    batch = Batch(decoder, shapes)
+    batch = Pipeline(decoder, shapes)
     for _ in range(2):
-        rows = [Row(lambda _: False, 3) for _ in range(3)]
+        rows = [Sequence(lambda _: False, 3) for _ in range(3)]
         shapes.choices = 0
         assert [batch.first_shape(row, 3) for row in rows] == [decoder.shape] * 3
         assert shapes.choices == 1
@@ -343,7 +346,7 @@ def test_no_time_is_reported_of_a_step_with_a_row_that_was_cancelled() -> None:
     """It would be taken for a step of the other rows alone."""
     decoder = drafted(tiny(), BeamShape(1, 3))
     shapes = Counting(decoder.shape)
-    batch = Batch(decoder, shapes)
+    batch = Pipeline(decoder, shapes)
     rows = [Decoded([1, 2, 3], 90, seed).join(batch, decoder) for seed in range(3)]
     while not any(shapes.timed[-3:]):
         batch.advance()

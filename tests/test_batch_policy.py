@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,14 +19,15 @@ from simulated import (
     timings_of_batches,
 )
 
-from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
-from redrafter_mlx.autotune.batch_policy import BatchPolicy
-from redrafter_mlx.autotune.candidates import candidates
-from redrafter_mlx.autotune.cost_model import CostModel, cost_model
-from redrafter_mlx.autotune.probe_budget import ProbeBudget
-from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
+from redrafter_mlx.decoding.proposal import Drafted
+from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
+from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
+from redrafter_mlx.tuning.batch_policy import BatchPolicy
+from redrafter_mlx.tuning.candidates import candidates
+from redrafter_mlx.tuning.cost_model import CostModel, cost_model
+from redrafter_mlx.tuning.probe_budget import ProbeBudget
+from redrafter_mlx.tuning.step_times import StepTimes
 
 LATE = 2
 """Steps between the choice of a shape and the first result with it, as in the decoding loop."""
@@ -73,11 +73,11 @@ def decode(
     rows, unread, taken = [sequence() for _ in texts], [], []
     compiled = set() if compiled is None else compiled
     for i in range(steps):
-        shape = policy.next_shape(rows)
+        shape = policy.propose(rows).shape
         seconds = costs.step(shape, 128, len(rows)) * (1 if shape == PLAIN else dearer)
         reported = seconds * slowness(i)
         if compiling and shape not in compiled:
-            seconds, reported = seconds * (1 + compiling), math.nan
+            seconds, reported = seconds * (1 + compiling), None
             compiled.add(shape)
         taken.append(Taken(shape, seconds, sum(text.tokens(shape) for text in texts)))
         unread.append([replace(text.step(shape), seconds=reported) for text in texts])
@@ -265,7 +265,7 @@ def test_attention_is_paid_by_every_row_up_to_the_longest() -> None:
     assert LINEAR.verify(4, 128, 8) - LINEAR.verify(32, 128) == pytest.approx(of_seven)
     policies = [BatchPolicy(LINEAR, AcceptanceStatistics([BeamShape(1, 3)])) for _ in range(2)]
     for policy, lengths in zip(policies, ([128, 4096], [4096, 4096]), strict=True):
-        policy.next_shape([sequence(n) for n in lengths])
+        policy.propose([sequence(n) for n in lengths])
     assert policies[0]._costs.seconds.tolist() == policies[1]._costs.seconds.tolist()
 
 
@@ -293,10 +293,10 @@ def test_rows_with_a_grammar_or_penalties_tell_nothing_of_others() -> None:
     """They still determine the drafts of their own rows."""
     policy = BatchPolicy(CLIFF, AcceptanceStatistics(candidates(CLIFF)))
     before = policy.acceptance.tokens().tolist()
-    rows, text = [sequence(learns=False)], Text(0.0, 1)
+    rows, text = [sequence(biased=True)], Text(0.0, 1)
     chosen = []
     for _ in range(80):
-        shape = policy.next_shape(rows)
+        shape = policy.propose(rows).shape
         chosen.append(shape)
         policy.learn(rows, [replace(text.step(shape), seconds=CLIFF.step(shape, 128))])
     assert policy.acceptance.tokens().tolist() == before
@@ -305,9 +305,9 @@ def test_rows_with_a_grammar_or_penalties_tell_nothing_of_others() -> None:
 
 def test_answers_with_a_grammar_continue_from_what_earlier_ones_learned() -> None:
     first = BatchPolicy(CLIFF, AcceptanceStatistics(candidates(CLIFF)))
-    rows, text = [sequence(learns=False)], Text(0.0, 1)
+    rows, text = [sequence(biased=True)], Text(0.0, 1)
     for _ in range(80):
-        shape = first.next_shape(rows)
+        shape = first.propose(rows).shape
         first.learn(rows, [replace(text.step(shape), seconds=CLIFF.step(shape, 128))])
 
     def largest(biased: AcceptanceStatistics | None) -> int:
@@ -316,7 +316,7 @@ def test_answers_with_a_grammar_continue_from_what_earlier_ones_learned() -> Non
         shapes = []
         for _ in range(5):
             policy.learn(rows, [step_result(PLAIN, [0], [0], [0])])
-            shapes.append(policy.next_shape(rows))
+            shapes.append(policy.propose(rows).shape)
         return max(shape.nodes for shape in shapes)
 
     assert largest(first.acceptance.biased) <= 2 < largest(None)
@@ -329,7 +329,7 @@ def test_steps_that_cannot_be_timed_are_drafted_all_the_same(batch: int) -> None
     rows, texts = [sequence() for _ in range(batch)], [Text(0.9, i) for i in range(batch)]
     shapes = []
     for _ in range(40):
-        shapes.append(policy.next_shape(rows))
+        shapes.append(policy.propose(rows).shape)
         policy.learn(rows, [text.step(shapes[-1]) for text in texts])
     assert PLAIN not in shapes[20:]
 
@@ -337,14 +337,14 @@ def test_steps_that_cannot_be_timed_are_drafted_all_the_same(batch: int) -> None
 def test_an_answer_that_joins_a_batch_copies_again() -> None:
     policy = BatchPolicy(FREE, AcceptanceStatistics(()))
     copies, text = policy.acceptance.copies, repeating(1)
-    row = sequence(len(text), TextIndex(Lookup(), text))
-    policy.next_shape([row])
+    row = sequence(len(text), NgramIndex(Lookup(), text))
+    policy.propose([row])
     for _ in range(40):
         copies.learn(8, 1.0, 0.0)
-    assert policy.plan_copies([row], [PLAIN], [False]) == [None]
+    assert policy.revise([row], [Drafted(PLAIN)]) == [None]
     for _ in range(3):
         policy.begin_answer()
-    assert policy.plan_copies([row], [PLAIN], [False]) != [None]
+    assert policy.revise([row], [Drafted(PLAIN)]) != [None]
 
 
 def repeating(seed: int) -> list[int]:
@@ -355,13 +355,13 @@ def repeating(seed: int) -> list[int]:
 def test_rows_copy_what_their_own_text_repeats_and_others_keep_their_drafts() -> None:
     policy = BatchPolicy(CLIFF, AcceptanceStatistics(candidates(CLIFF, batches=(1, 8))))
     texts = [repeating(1), list(range(90)), repeating(2)]
-    rows = [sequence(len(text), TextIndex(Lookup(), text)) for text in texts]
-    drafted = [policy.next_shape(rows)] * 3
-    plans = policy.plan_copies(rows, drafted, [False] * 3)
+    rows = [sequence(len(text), NgramIndex(Lookup(), text)) for text in texts]
+    drafted = [Drafted(policy.propose(rows).shape)] * 3
+    plans = policy.revise(rows, drafted)
     assert [plan is not None for plan in plans] == [True, False, True]
     for plan, text in zip(plans, texts, strict=True):
         if plan is not None:
-            (copy,) = plan.copies
+            (copy,) = plan.continuations
             assert list(copy.tokens) == (text * 2)[: len(copy.tokens)]
 
 
@@ -370,13 +370,15 @@ def test_a_row_that_ended_takes_its_planned_copies_along() -> None:
 
     def trust(*, other: bool) -> float:
         policy = BatchPolicy(FREE, AcceptanceStatistics(()))
-        rows = [sequence(120, TextIndex(Lookup(), repeating(seed))) for seed in (1, 2)]
-        policy.next_shape(rows)
+        rows = [sequence(120, NgramIndex(Lookup(), repeating(seed))) for seed in (1, 2)]
+        policy.propose(rows)
         for row in rows if other else rows[1:]:
-            (plan,) = policy.plan_copies([row], [PLAIN], [False])
+            (plan,) = policy.revise([row], [Drafted(PLAIN)])
         assert plan is not None
         nodes = [*range(plan.shape.nodes)]
-        policy.learn(rows[1:], [step_result(plan.shape, [0] * len(nodes), nodes, [0], copied=True)])
+        policy.learn(
+            rows[1:], [step_result(plan.shape, [0] * len(nodes), nodes, [0], from_host=True)]
+        )
         policy.learn([], [])
         return policy.acceptance.copies.trust(8)
 
@@ -393,24 +395,24 @@ def test_no_copy_is_planned_where_plain_steps_need_not_wait_for_one(batch: int) 
         for matched in (3, 8):
             policy.acceptance.copies.learn(matched, 5.0, 5.0 * held)
         texts = [[rng.randrange(5) for _ in range(rng.randrange(2, 30))] for _ in range(batch)]
-        rows = [sequence(len(text), TextIndex(Lookup(3), text)) for text in texts]
-        policy.next_shape(rows)
-        waits = policy.may_copy(rows)
+        rows = [sequence(len(text), NgramIndex(Lookup(3), text)) for text in texts]
+        policy.propose(rows)
+        waits = policy.may_revise(rows)
         counts[waits] += 1
         for row in rows:
-            assert row.text_index is not None
-            row.text_index.append([rng.randrange(5)])
+            assert row.ngrams is not None
+            row.ngrams.append([rng.randrange(5)])
         if not waits:
-            plans = policy.plan_copies(rows, [PLAIN] * batch, [False] * batch)
+            plans = policy.revise(rows, [Drafted(PLAIN)] * batch)
             assert plans == [None] * batch
     assert min(counts.values()) > 10
 
 
 def test_one_match_in_a_batch_that_hardly_pays_lets_no_row_wait() -> None:
     policy = BatchPolicy(TWO_CORES, AcceptanceStatistics(()))
-    matching = sequence(5, TextIndex(Lookup(3), [1, 2, 3, 1, 2]))
-    others = [sequence(9, TextIndex(Lookup(3), range(9))) for _ in range(7)]
-    policy.next_shape([matching])
-    assert policy.may_copy([matching])
-    policy.next_shape([matching, *others])
-    assert not policy.may_copy([matching, *others])
+    matching = sequence(5, NgramIndex(Lookup(3), [1, 2, 3, 1, 2]))
+    others = [sequence(9, NgramIndex(Lookup(3), range(9))) for _ in range(7)]
+    policy.propose([matching])
+    assert policy.may_revise([matching])
+    policy.propose([matching, *others])
+    assert not policy.may_revise([matching, *others])

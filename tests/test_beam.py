@@ -16,7 +16,7 @@ from redrafter_mlx.speculation.beams import Beams, final_candidates
 from redrafter_mlx.speculation.sampling import log_softmax
 from redrafter_mlx.speculation.separate import pack_separately
 from redrafter_mlx.speculation.tree import pack_beam
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 
 def log_probs_along(

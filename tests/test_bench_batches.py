@@ -14,7 +14,6 @@ import pytest
 from test_chat import Screen
 from tiny import byte_model, byte_tokenizer, random_drafter
 
-from redrafter_mlx.autotune.tuner import Tuner
 from redrafter_mlx.bench.analyse.batch_summary import summarise_batches
 from redrafter_mlx.bench.measure.batches import BatchMeasurement, BatchPlan, BatchRun, BatchRunner
 from redrafter_mlx.bench.measure.methods import Method, Run, Runner
@@ -25,6 +24,7 @@ from redrafter_mlx.cli.bench import batches as bench_batches
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.errors import RedrafterError
+from redrafter_mlx.tuning.tuner import Tuner
 
 MLX_LM, PLAIN = Method("mlx-lm"), Method("autoregressive")
 AUTO, DRAFTED = Method("redrafter", accept="greedy"), Method("redrafter", 0.0, "greedy", 2, 3)

@@ -13,16 +13,16 @@ from test_target import tree_for
 from tiny import random_model
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.single import decode
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.speculation.accept import accept
 from redrafter_mlx.speculation.sampling import sequence_keys
-from redrafter_mlx.target.cache_slots import with_capacity
-from redrafter_mlx.target.kv_cache import CAPACITY_STEP, TreeCache, planned_capacity
-from redrafter_mlx.target.layer_cache import TreePlan
-from redrafter_mlx.target.masks import attention_mask
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.cache_slots import with_capacity
+from redrafter_mlx.target_model.kv_cache import CAPACITY_STEP, TreeCache, planned_capacity
+from redrafter_mlx.target_model.layer_cache import TreePlan
+from redrafter_mlx.target_model.masks import attention_mask
+from redrafter_mlx.target_model.model import Target
 
 
 def slots(cache: TreeCache, row: int, length: int) -> list[np.ndarray]:

@@ -24,7 +24,7 @@ from redrafter_mlx.drafting.published.eagle import EagleDrafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.runtime.paths import cache_dir
 from redrafter_mlx.speculation.beams import Beams
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections import abc
 
 import mlx.core as mx
 import numpy as np
@@ -16,16 +16,17 @@ from test_sampling import chi_square, critical
 from tiny import plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.config import PLAIN, AcceptMethod, BeamShape, SamplingParams
-from redrafter_mlx.decoding.copies import CopyPlan
-from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.decoding.row import Row
-from redrafter_mlx.decoding.step_result import StepResult, read_report
+from redrafter_mlx.decoding.proposal import Drafted, Proposal
+from redrafter_mlx.decoding.sequence import Sequence
+from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.decoding.step_result import read_report
 from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
-from redrafter_mlx.drafting.prompt_lookup import Lookup
+from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.sampling import sequence_keys
-from redrafter_mlx.target import kv_cache
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model import kv_cache
+from redrafter_mlx.target_model.model import Target
 
 GREEDY = SamplingParams()
 SHAPES = [
@@ -39,44 +40,42 @@ SHAPES = [
 class Scripted:
     """A policy that chooses at random and records the results it learns from."""
 
-    def __init__(self, seed: int, shapes: Sequence[BeamShape] = SHAPES) -> None:
+    def __init__(self, seed: int, shapes: abc.Sequence[BeamShape] = SHAPES) -> None:
         self._rng = random.Random(seed)
         self._shapes = shapes
         self.chosen: list[BeamShape] = []
         self.learned: list[StepResult] = []
         self.lengths: list[int] = []
 
-    def next_shape(self, rows: Sequence[Row]) -> BeamShape:
+    def propose(self, rows: abc.Sequence[Sequence]) -> Proposal:
         self.lengths += [row.committed for row in rows]
         self.chosen.append(self._rng.choice(self._shapes))
-        return self.chosen[-1]
+        return Proposal(self.chosen[-1])
 
-    def plan_copies(
-        self, rows: Sequence[Row], drafted: Sequence[BeamShape], drawn: Sequence[bool]
-    ) -> list[CopyPlan | None]:
+    def revise(
+        self,
+        rows: abc.Sequence[Sequence],
+        drafted: abc.Sequence[Drafted],
+    ) -> list[Proposal | None]:
         """Plan copies of random length, alone or next to the drafts."""
-        return [self._plan(*one) for one in zip(rows, drafted, drawn, strict=True)]
+        return [self._plan(*one) for one in zip(rows, drafted, strict=True)]
 
-    def may_copy(self, rows: Sequence[Row]) -> bool:
-        indices = [row.text_index for row in rows if row.text_index is not None]
-        return any(index.next_copy(1) for index in indices)
+    def may_revise(self, rows: abc.Sequence[Sequence]) -> bool:
+        return any(row.next_continuation(1) for row in rows)
 
-    def learn(self, rows: Sequence[Row], steps: Sequence[StepResult]) -> None:
+    def learn(self, rows: abc.Sequence[Sequence], steps: abc.Sequence[StepResult]) -> None:
         del rows
         self.learned += steps
 
-    def _plan(self, row: Row, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
-        source = row.copy_source
-        if source is None:
-            return None
+    def _plan(self, row: Sequence, drafted: Drafted) -> Proposal | None:
         count = self._rng.choice([0, 1, 3, 7])
-        copies = source.copies(1, count) if count else []
+        copies = row.continuations(1, count) if count else []
         if not copies:
             return None
-        joined = drafted != PLAIN and not drawn and self._rng.random() < 0.5
-        W, L = (drafted.width + 1, drafted.length) if joined else (1, 1)
+        joined = drafted.joinable and self._rng.random() < 0.5
+        W, L = (drafted.shape.width + 1, drafted.shape.length) if joined else (1, 1)
         shape = BeamShape(W, max(L, count + 1))
-        return CopyPlan(copies, shape, joined, draft_after=self._rng.random() < 0.8)
+        return Proposal(shape, copies, joined, draft_after=self._rng.random() < 0.8)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -158,7 +157,7 @@ def test_the_targets_joint_distribution_is_kept(
 ) -> None:
     """Three tokens after a prompt over a vocabulary of 5, another shape at each step."""
     monkeypatch.setitem(kv_cache.EXTENT_STEPS, "cpu", 4)
-    monkeypatch.setattr("redrafter_mlx.target.kv_cache.CAPACITY_STEP", 16)
+    monkeypatch.setattr("redrafter_mlx.target_model.kv_cache.CAPACITY_STEP", 16)
     params = SamplingParams(1.0, accept=accept)
     _, target = tiny_target()
     drafter = random_drafter(vocab_size=V).bind(target)
@@ -167,12 +166,12 @@ def test_the_targets_joint_distribution_is_kept(
     counts = np.zeros((V,) * N_TOKENS)
     for batch in range(6):
         keys = sequence_keys(batch, ROWS)
-        first = shapes.next_shape([])
+        first = shapes.propose([]).shape
         state, output = decoder.start(decoder.new_cache(ROWS), 0, [PROMPT] * ROWS, keys, first)
         emitted = [r.tokens for r in read_report(output)]
         while min(map(len, emitted)) < N_TOKENS:
             bound = len(PROMPT) + max(map(len, emitted))
-            state, output = decoder.step(state, bound, shapes.next_shape([]))
+            state, output = decoder.step(state, bound, shapes.propose([]).shape)
             for row, result in zip(emitted, read_report(output), strict=True):
                 row.extend(result.tokens)
         for row in emitted:

@@ -28,8 +28,8 @@ from redrafter_mlx.cli.chat.command import Chat, run_chat
 from redrafter_mlx.cli.options import GENERATION
 from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.config import BeamShape, GenerationOptions
-from redrafter_mlx.decoding.step_result import Source
 from redrafter_mlx.errors import BadInputError, RedrafterError
+from redrafter_mlx.response import Source
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,17 @@ import pytest
 from policies import Alternating, decode_with
 from tiny import byte_model, byte_tokenizer, random_drafter, random_model
 
-from redrafter_mlx.autotune.timed_calls import random_tree
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Seen
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.speculation.beam_search import beam_search
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
-from redrafter_mlx.target.kv_cache import TreeCache
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.kv_cache import TreeCache
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.tuning.timed_calls import random_tree
 
 PROMPT = [11, 12, 13, 14, 15, 12, 13]
 
@@ -97,7 +97,7 @@ def test_a_tree_that_is_tried_once_among_plain_steps_is_built_and_one_in_use_com
 
 def test_few_sizes_that_are_not_compiled_yet_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A size that comes again soon is still compiled."""
-    monkeypatch.setattr("redrafter_mlx.target.compiled.MOST_GRAPHS", 12)
+    monkeypatch.setattr("redrafter_mlx.target_model.compiled.MOST_GRAPHS", 12)
     target = Target(random_model(num_hidden_layers=1))
     for rows in range(1, 31):
         for size in (rows, 40):
@@ -175,7 +175,7 @@ def test_graphs_are_bounded_over_a_long_text_of_changing_shapes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """4,000 tokens; a dropped graph is compiled again, with the same result."""
-    monkeypatch.setattr("redrafter_mlx.target.compiled.MOST_GRAPHS", 12)
+    monkeypatch.setattr("redrafter_mlx.target_model.compiled.MOST_GRAPHS", 12)
     target = Target(random_model(num_hidden_layers=1, max_position_embeddings=8192))
     want = logits_of(target)
     cache, _ = after_prompt(target)
@@ -208,7 +208,7 @@ def test_while_copies_follow_each_other_each_step_is_built_once(
     monkeypatch.setattr(Decoder, "step", step)
     redrafter = Redrafter(byte_model(seed=1), byte_tokenizer(), "lookup")
     stream = redrafter.stream("hello hello", max_tokens=300, beam_width=1, beam_length=8)
-    copied = [token.step.copied for token in stream if token.index == 0 and token.steps > 0]
+    copied = [token.step.from_host for token in stream if token.index == 0 and token.steps > 0]
     begun = sum(now and not before for before, now in itertools.pairwise([False, *copied]))
     assert sum(copied) > 2 * begun > 0
     assert built[0] == len(copied) + begun

@@ -21,17 +21,18 @@ from tiny import byte_model, byte_tokenizer, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.constraint import Constraint, allowed_tokens, constrained
-from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.single import decode
-from redrafter_mlx.decoding.step_result import StepResult, read_report
+from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.decoding.step_result import read_report
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
-from redrafter_mlx.drafting.prompt_lookup import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import pack_beam
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 VOCAB = 97
 PROMPT = [3, 5, 7]
@@ -236,7 +237,7 @@ def test_acceptance_statistics_learn_from_unconstrained_answers_alone(
 ) -> None:
     """Answers with penalties or biases do not count either: they change the target, too."""
     # With this machine's measured step times, drafts might not pay.
-    monkeypatch.setattr("redrafter_mlx.autotune.step_times.SizeTimes.learn", lambda *_: None)
+    monkeypatch.setattr("redrafter_mlx.tuning.step_times.SizeTimes.learn", lambda *_: None)
     model = Redrafter(byte_model(seed=1), byte_tokenizer(), random_drafter(vocab_size=258))
     assert model.tuning is not None
     altered: list[dict[str, object]] = [

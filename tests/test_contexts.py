@@ -20,8 +20,8 @@ from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.tree import pack_beam
-from redrafter_mlx.target.adapter import find_backbone, recording
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.adapter import find_backbone, recording
+from redrafter_mlx.target_model.model import Target
 
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38]
 LAYERS = (0, 1)

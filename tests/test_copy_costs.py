@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from simulated import AnswerPolicy, cliff, machine, step_result
 
-from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
-from redrafter_mlx.autotune.cost_model import CostModel
 from redrafter_mlx.config import PLAIN
-from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
+from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
+from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
+from redrafter_mlx.tuning.cost_model import CostModel
 
 COSTS = machine(cliff(16))
 
@@ -37,17 +37,17 @@ def copying(machine: Machine, text: Sequence[int], start: int) -> tuple[int, int
 
     Only copies are drafted. The text is known in advance, as a greedy target's is fixed.
     """
-    index, at, policy = TextIndex(Lookup(), text[:start]), start, machine.policy
+    index, at, policy = NgramIndex(Lookup(), text[:start]), start, machine.policy
     steps = copies = accepted = 0
     read = None
     while at < len(text) - 40:
-        policy.next_shape(0)
-        plan = policy.plan_copies(index, PLAIN, drawn=False)
+        policy.propose(0)
+        plan = policy.revise(index, PLAIN, drawn=False)
         if read is not None:
             policy.learn(read)
         path, shape = [0], PLAIN
         if plan is not None:
-            (copy,) = plan.copies
+            (copy,) = plan.continuations
             held = 0
             while held < len(copy.tokens) and copy.tokens[held] == text[at + held]:
                 held += 1

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from simulated import ROWS, SETUP, cliff, machine, timings
 
-from redrafter_mlx.autotune.cost_model import cost_model
-from redrafter_mlx.autotune.timings import Timings, saved_timings
 from redrafter_mlx.config import PLAIN, BeamShape
+from redrafter_mlx.tuning.cost_model import cost_model
+from redrafter_mlx.tuning.timings import Timings, saved_timings
 
 COSTS, TIMINGS = machine(cliff(8)), timings(cliff(8))
 

@@ -12,15 +12,16 @@ from decoding import run
 from tiny import plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decoding import batch
-from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding import pipeline
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.state import DecodeState
-from redrafter_mlx.decoding.step_result import StepOutput, StepResult, read_report
+from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.decoding.step_result import StepOutput, read_report
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.oracle import Oracle
+from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.sampling import sequence_keys
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 GREEDY = SamplingParams()
 SHAPES = [
@@ -167,13 +168,13 @@ def test_the_loop_transfers_once_a_step() -> None:
 def submissions(monkeypatch: pytest.MonkeyPatch) -> list[DecodeState]:
     """Return the list of steps submitted to the device, filled as they are submitted."""
     seen: list[DecodeState] = []
-    honest = batch.submit_verification
+    honest = pipeline.submit_verification
 
     def counting(state: DecodeState, output: StepOutput) -> None:
         seen.append(state)
         honest(state, output)
 
-    monkeypatch.setattr(batch, "submit_verification", counting)
+    monkeypatch.setattr(pipeline, "submit_verification", counting)
     return seen
 
 
@@ -207,8 +208,8 @@ def test_memory_stays_flat_over_six_hundred_steps() -> None:
         state.length = mx.array([300])
         state.cache.target.pending = None
         state, output = decoder.step(state, 300)
-        batch.submit_verification(state, output)
-        batch.submit_drafting(state)
+        pipeline.submit_verification(state, output)
+        pipeline.submit_drafting(state)
         read_report(output)
         if step % 50 == 49:
             sizes.append(mx.get_active_memory())

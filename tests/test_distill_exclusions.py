@@ -19,7 +19,7 @@ from redrafter_mlx.distill.corpus.writer import Writer
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 LONG = "Tell me how a ship can sail against the wind, and why it does not tip over."
 WORDS = LONG.split()

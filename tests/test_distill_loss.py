@@ -25,7 +25,7 @@ from redrafter_mlx.distill.forms.loss import distillation_loss
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.speculation.beam_search import beam_search
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 T = 3
 

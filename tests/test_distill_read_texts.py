@@ -18,7 +18,7 @@ from redrafter_mlx.distill.corpus.hidden_states import teacher_forced_states
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import Shard, Text, load_shard, save_shard
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 HEAD = [90, 91, 92]
 PROMPTS = [

@@ -22,7 +22,7 @@ from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import read_config
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.files.names import WEIGHTS
 
 

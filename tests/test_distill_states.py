@@ -19,7 +19,7 @@ from redrafter_mlx.distill.corpus.shards import Shard, save_shard
 from redrafter_mlx.distill.corpus.writer import Writer
 from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.errors import UnsupportedModelError
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 LAYERS = (1,)
 BEYOND_FLOAT16 = 1e6

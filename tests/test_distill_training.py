@@ -32,7 +32,7 @@ from redrafter_mlx.distill.training.trainer import Evaluation, Step, Trainer
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import read_config
 from redrafter_mlx.errors import BadInputError, DamagedFileError
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 SHAPES = [BeamShape(1, 4), BeamShape(2, 4)]
 

@@ -47,7 +47,7 @@ from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import OPENINGS, Labels, TrainOptions, WritingOptions
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13, 14], [15]]
 

@@ -18,18 +18,18 @@ from tiny import VOCAB, Words, byte_model, byte_tokenizer, plain_tokens, random_
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding import sequence_cache
-from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
-from redrafter_mlx.decoding.row import BatchShapes
+from redrafter_mlx.decoding.proposal import Policy
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.single import decode
-from redrafter_mlx.decoding.step_result import StepResult
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.draft_model import DraftModel, check_same_tokens
 from redrafter_mlx.drafting.interface import Memory, Seen
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import MismatchError
+from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.sampling import sequence_keys
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 GREEDY = SamplingParams()
 PROMPT = [3, 5, 7, 11, 4, 2, 9, 1]
@@ -42,7 +42,7 @@ def drafter_for(target: Target, model: nn.Module) -> DraftModel:
 
 
 def run(
-    decoder: Decoder, n: int, seed: int = 0, shapes: BatchShapes | None = None
+    decoder: Decoder, n: int, seed: int = 0, shapes: Policy | None = None
 ) -> tuple[list[int], list[StepResult], SequenceCache]:
     cache = decoder.new_cache()
     return *decoding.run(decoder, PROMPT, n, seed, shapes=shapes, cache=cache), cache

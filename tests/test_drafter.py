@@ -15,15 +15,15 @@ from mlx.utils import tree_flatten
 from tiny import HIDDEN, VOCAB, load_drafter, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.single import decode
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.recurrent import RecurrentDrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.static_tree import StaticTree
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.files.tensors import StoredTensors
 
 PAPER_KEYS = {

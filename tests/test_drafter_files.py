@@ -19,7 +19,7 @@ from redrafter_mlx.drafting.drafter_files import DrafterFiles, fill, open_files
 from redrafter_mlx.drafting.forms import DrafterFolder, find_form
 from redrafter_mlx.drafting.recognition import holds_drafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError, UnsupportedModelError
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.files.tensors import StoredTensors, open_tensors
 from redrafter_mlx.weights.hub import _is_drafter_config
 

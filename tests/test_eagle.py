@@ -39,8 +39,8 @@ from tiny import (
 )
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefill import Prefill
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Drafter, Features, Seen
@@ -48,8 +48,8 @@ from redrafter_mlx.drafting.published.eagle import EagleDrafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError
 from redrafter_mlx.speculation.static_tree import StaticTree
-from redrafter_mlx.target.kv_cache import TreeCache
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.kv_cache import TreeCache
+from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.files.tensors import StoredTensors
 
 SHAPES = [BeamShape(1, 2), BeamShape(1, 4), BeamShape(3, 4), BeamShape(4, 5, 9)]
@@ -313,7 +313,7 @@ def test_a_prompt_that_is_read_in_chunks_drafts_the_same(
     chunk: int, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, whole, _ = run(decoder, 40)
-    monkeypatch.setattr("redrafter_mlx.decoding.loop.PREFILL_CHUNK", chunk)
+    monkeypatch.setattr("redrafter_mlx.decoding.step.PREFILL_CHUNK", chunk)
     _, pieces, _ = run(decoder, 40)
     assert [r.tokens for r in pieces] == [r.tokens for r in whole]
 

@@ -23,7 +23,7 @@ from test_eagle_training import fresh, save
 from tiny import HIDDEN, LLAMA3_ROPE, byte_model
 
 from redrafter_mlx.drafting.export import export_drafter
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 pytestmark = pytest.mark.parity
 

@@ -26,7 +26,7 @@ from test_eagle_sequences import random_text
 from tiny import HIDDEN, byte_model, byte_tokenizer
 
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.distill.corpus.examples import Examples
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.generation import write_answers
@@ -43,7 +43,7 @@ from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.options_file import make_job
 from redrafter_mlx.drafting.published.eagle import EagleDrafter
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 
 @pytest.fixture(scope="module")

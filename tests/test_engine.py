@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections import abc
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from types import SimpleNamespace
@@ -24,27 +25,28 @@ import pytest
 from tiny import byte_model, byte_tokenizer, random_drafter
 from waiting import DEADLINE, wait_for
 
-from redrafter_mlx.autotune.batch_policy import BatchPolicy
-from redrafter_mlx.autotune.tuner import Tuner
 from redrafter_mlx.config import BeamShape, GenerationOptions
-from redrafter_mlx.decoding.batch import Advanced, Batch
-from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.pipeline import Advanced, Pipeline
 from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
-from redrafter_mlx.decoding.row import Row
-from redrafter_mlx.decoding.step_result import StepResult
+from redrafter_mlx.decoding.proposal import Proposal
+from redrafter_mlx.decoding.sequence import Sequence
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.draft_model import DraftModel
+from redrafter_mlx.drafting.ngram import NgramIndex
 from redrafter_mlx.drafting.oracle import Oracle
-from redrafter_mlx.drafting.prompt_lookup import TextIndex
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.request import Answer, Request
 from redrafter_mlx.errors import BadInputError, BusyError, EngineFailedError
+from redrafter_mlx.response import StepResult
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.speculation.static_tree import StaticTree
-from redrafter_mlx.target.kv_cache import CAPACITY_STEP
+from redrafter_mlx.target_model.kv_cache import CAPACITY_STEP
+from redrafter_mlx.tuning.batch_policy import BatchPolicy
+from redrafter_mlx.tuning.tuner import Tuner
 from redrafter_mlx.verification import verify
 
 PROMPTS = [[i, i + 1, i + 2] for i in range(6)]
@@ -121,9 +123,9 @@ def test_the_steps_between_chunks_do_not_make_them_smaller(
     monkeypatch: pytest.MonkeyPatch, now: list[float]
 ) -> None:
     """Running answers wait for a chunk; their own step takes its time anyway."""
-    advance = Batch.advance
+    advance = Pipeline.advance
 
-    def slow(batch: Batch) -> Advanced:
+    def slow(batch: Pipeline) -> Advanced:
         now[0] += 0.1
         return advance(batch)
 
@@ -136,7 +138,7 @@ def test_the_steps_between_chunks_do_not_make_them_smaller(
         now[0] += 0.02
         return append(tokens, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Batch, "advance", slow)
+    monkeypatch.setattr(Pipeline, "advance", slow)
     monkeypatch.setattr(redrafter.target, "append", timed)
     read: list[int] = []
     prompt = [n % 90 for n in range(400)]
@@ -172,7 +174,7 @@ class Calls:
         return [size for which, size in self.made if which == kind]
 
 
-def tokens_of(redrafter: Redrafter, prompt: Sequence[int], **options: object) -> list[int]:
+def tokens_of(redrafter: Redrafter, prompt: abc.Sequence[int], **options: object) -> list[int]:
     return redrafter.generate(list(prompt), **options).token_ids  # type: ignore[arg-type]
 
 
@@ -236,13 +238,13 @@ def test_requests_that_come_together_begin_with_the_shape_of_their_batch(
     redrafter: Redrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    choose = BatchPolicy.next_shape
+    choose = BatchPolicy.propose
 
-    def counted(policy: BatchPolicy, rows: Sequence[Row]) -> BeamShape:
+    def counted(policy: BatchPolicy, rows: abc.Sequence[Sequence]) -> Proposal:
         sizes.append(len(rows))
         return choose(policy, rows)
 
-    monkeypatch.setattr(BatchPolicy, "next_shape", counted)
+    monkeypatch.setattr(BatchPolicy, "propose", counted)
     for _ in redrafter.batch(PROMPTS[:3], max_tokens=1):
         pass
     assert sizes[0] == 3
@@ -410,13 +412,13 @@ def test_a_prompt_is_indexed_beside_its_prefill_never_much_in_one_round(
     want = [len(r.step.path) for r in whole.stream(LONG, **shape)]  # type: ignore[arg-type]
     monkeypatch.setattr("redrafter_mlx.engine.prompt_reader._MOST_INDEXED", 50)
     sizes: list[int] = []
-    append = TextIndex.append
+    append = NgramIndex.append
 
-    def counted(index: TextIndex, tokens: Sequence[int]) -> None:
+    def counted(index: NgramIndex, tokens: abc.Sequence[int]) -> None:
         sizes.append(len(tokens))
         append(index, tokens)
 
-    monkeypatch.setattr(TextIndex, "append", counted)
+    monkeypatch.setattr(NgramIndex, "append", counted)
     redrafter = make(model, "lookup")
     running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
     next(running)
@@ -590,14 +592,14 @@ def test_an_answer_ends_where_memory_does_and_others_go_on(
     want = tokens_of(make(model, None), [1, 2], max_tokens=900)
     redrafter = make(model, None, prefix_bytes=0)
     held: list[int] = []
-    advance = Batch.advance
+    advance = Pipeline.advance
 
-    def measured(batch: Batch) -> Advanced:
+    def measured(batch: Pipeline) -> Advanced:
         advanced = advance(batch)
         held.append(sum(len(p.rows) * p.state.cache.target.capacity for p in batch._parts))
         return advanced
 
-    monkeypatch.setattr(Batch, "advance", measured)
+    monkeypatch.setattr(Pipeline, "advance", measured)
     limit_to(redrafter, 4000)
     endless = redrafter.stream([3, 4, 5], max_tokens=5000)
     first = [next(endless) for _ in range(20)]
@@ -752,7 +754,7 @@ def test_answers_beyond_the_limit_wait_for_their_turn(model: nn.Module) -> None:
 def test_graphs_are_bounded_over_fifty_requests(
     model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("redrafter_mlx.target.compiled.MOST_GRAPHS", 10)
+    monkeypatch.setattr("redrafter_mlx.target_model.compiled.MOST_GRAPHS", 10)
     redrafter = make(model, "lookup")
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 9, rng.integers(1, 60)).tolist() for _ in range(50)]
@@ -867,9 +869,9 @@ class Grammar:
     def __init__(self, method: str, calls: int) -> None:
         setattr(self, method, failing(calls, getattr(self, method)))
 
-    def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> None: ...
+    def masks(self, tokens: abc.Sequence[int], parents: abc.Sequence[int]) -> None: ...
 
-    def forced(self) -> Sequence[int]:
+    def forced(self) -> abc.Sequence[int]:
         return ()
 
     def advance(self, token: int) -> None: ...

@@ -19,7 +19,7 @@ from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.thread import EngineThread
 from redrafter_mlx.errors import BadInputError, EngineFailedError
 from redrafter_mlx.runtime.process import ModelLock
-from redrafter_mlx.target.tree_check import check_trees
+from redrafter_mlx.target_model.tree_check import check_trees
 
 PROMPT = [3, 5, 7]
 

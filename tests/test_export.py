@@ -23,7 +23,7 @@ from redrafter_mlx.drafting.published.mlp_speculator import (
     save_speculator,
 )
 from redrafter_mlx.errors import BadInputError, DamagedFileError, RedrafterError
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 HEADS = 3
 

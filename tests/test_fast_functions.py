@@ -15,9 +15,9 @@ from mlx_lm.models.switch_layers import SwiGLU
 from tiny import byte_model
 
 from redrafter_mlx.runtime.device import backend
-from redrafter_mlx.target import fast_functions
-from redrafter_mlx.target.adapter import with_node_positions
-from redrafter_mlx.target.fast_functions import (
+from redrafter_mlx.target_model import fast_functions
+from redrafter_mlx.target_model.adapter import with_node_positions
+from redrafter_mlx.target_model.fast_functions import (
     _FEW_SCORES,
     _KEPT,
     _compiled,

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import cache
 
 import pytest
 from simulated import SETUP, Taken, Text, machine, sequence
 
-from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
-from redrafter_mlx.autotune.batch_policy import BatchPolicy
-from redrafter_mlx.autotune.candidates import candidates
-from redrafter_mlx.autotune.cost_model import CostModel, cost_model
-from redrafter_mlx.autotune.probe_budget import ProbeBudget
-from redrafter_mlx.autotune.step_times import StepTimes
-from redrafter_mlx.autotune.timings import Timings
 from redrafter_mlx.config import PLAIN
-from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
+from redrafter_mlx.decoding.proposal import Drafted
+from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
+from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
+from redrafter_mlx.tuning.batch_policy import BatchPolicy
+from redrafter_mlx.tuning.candidates import candidates
+from redrafter_mlx.tuning.cost_model import CostModel, cost_model
+from redrafter_mlx.tuning.probe_budget import ProbeBudget
+from redrafter_mlx.tuning.step_times import StepTimes
+from redrafter_mlx.tuning.timings import Timings
 
 MEASURED = {1: 37.5, 2: 34.7, 3: 58.1, 4: 70.7, 6: 75.0, 8: 86.4, 12: 87.8, 16: 93.0, 24: 120.4,
             32: 138.3}  # fmt: skip
@@ -54,12 +54,12 @@ def answers(
         text, row, unread = Text(skill, 1000 * seed + i), sequence(), []
         taken.append([])
         while sum(step.tokens for step in taken[-1]) < tokens:
-            shape = policy.next_shape([row])
+            shape = policy.propose([row]).shape
             seconds, new = true.step(shape, 128), shape.nodes not in compiled
             compiled.add(shape.nodes)
             extra = COMPILING * true.step(PLAIN, 128) if new else 0.0
             taken[-1].append(Taken(shape, seconds + extra, text.tokens(shape)))
-            unread.append(replace(text.step(shape), seconds=math.nan if new else seconds))
+            unread.append(replace(text.step(shape), seconds=None if new else seconds))
             if len(unread) > 2:
                 policy.learn([row], [unread.pop(0)])
         known = known.continued(known.shapes)
@@ -139,10 +139,10 @@ def test_copies_are_short_until_it_is_known_what_they_take(backend: str) -> None
     measured = replace(assumed, assumed_rows=())
 
     def copied(costs: CostModel, text: list[int]) -> int:
-        policy, row = BatchPolicy(costs), sequence(len(text), TextIndex(Lookup(), text))
-        policy.next_shape([row])
-        (plan,) = policy.plan_copies([row], [PLAIN], [False])
-        return 0 if plan is None else len(plan.copies[0].tokens)
+        policy, row = BatchPolicy(costs), sequence(len(text), NgramIndex(Lookup(), text))
+        policy.propose([row])
+        (plan,) = policy.revise([row], [Drafted(PLAIN)])
+        return 0 if plan is None else len(plan.continuations[0].tokens)
 
     page = [*range(100, 140)]
     matches = [[*page, 7, *page[:length]] for length in (2, 6, 8)]

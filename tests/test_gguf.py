@@ -42,7 +42,7 @@ from redrafter_mlx.errors import (
     UnsupportedModelError,
 )
 from redrafter_mlx.loading.target import LoadedTarget, load_target
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.chat import encode_text, render_chat
 from redrafter_mlx.weights.checksum import sha256_of
 from redrafter_mlx.weights.gguf.fingerprint import gguf_fingerprint

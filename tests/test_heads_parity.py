@@ -26,7 +26,7 @@ from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.level_drafter import MemorylessDrafter
 from redrafter_mlx.drafting.static_trees import find_tree
 from redrafter_mlx.speculation.static_tree import static_tree
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 pytestmark = pytest.mark.parity
 

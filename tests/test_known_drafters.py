@@ -17,7 +17,7 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading import load as loading
 from redrafter_mlx.loading.load import load
 from redrafter_mlx.loading.target import LoadedTarget
-from redrafter_mlx.target.source import TargetSource
+from redrafter_mlx.target_model.source import TargetSource
 from redrafter_mlx.weights.known_drafters import KNOWN_DRAFTERS, KnownDrafter, known_drafters
 from redrafter_mlx.weights.precision import stored_bits
 from redrafter_mlx.weights.registry import DEFAULT_MODEL

@@ -23,7 +23,6 @@ import mlx.nn as nn
 import pytest
 from tiny import byte_tokenizer, random_model, tiny_source
 
-from redrafter_mlx.autotune.timings import setup_of
 from redrafter_mlx.cli import main
 from redrafter_mlx.distributed import follower, watch
 from redrafter_mlx.distributed.facts import facts_of
@@ -42,9 +41,10 @@ from redrafter_mlx.loading import load as loading
 from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.runtime import launched
 from redrafter_mlx.runtime.launched import join_once
-from redrafter_mlx.target.fingerprint import nbytes_of
-from redrafter_mlx.target.model import Target
-from redrafter_mlx.target.source import TargetSource
+from redrafter_mlx.target_model.fingerprint import nbytes_of
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.target_model.source import TargetSource
+from redrafter_mlx.tuning.timings import setup_of
 
 PATIENCE = 30.0
 """Seconds to wait for threads on a busy machine."""

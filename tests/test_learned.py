@@ -11,13 +11,13 @@ import pytest
 from simulated import SETUP, AnswerPolicy, Text, cliff, decode, machine, pace
 from tiny import random_drafter, random_model
 
-from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
-from redrafter_mlx.autotune.candidates import candidates
-from redrafter_mlx.autotune.learned import Learned, learned_file, save_learned, saved_learned
-from redrafter_mlx.autotune.step_times import StepTimes
-from redrafter_mlx.autotune.timings import Timings
 from redrafter_mlx.config import AcceptMethod
-from redrafter_mlx.target.fingerprint import values_hash
+from redrafter_mlx.target_model.fingerprint import values_hash
+from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
+from redrafter_mlx.tuning.candidates import candidates
+from redrafter_mlx.tuning.learned import Learned, learned_file, save_learned, saved_learned
+from redrafter_mlx.tuning.step_times import StepTimes
+from redrafter_mlx.tuning.timings import Timings
 
 COSTS = machine(cliff(8))
 

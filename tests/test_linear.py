@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from primitives import operations
 
-from redrafter_mlx.target.linear import LinearView, prepare
+from redrafter_mlx.target_model.linear import LinearView, prepare
 
 D, E = 24, 40
 

@@ -16,13 +16,15 @@ from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, rando
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.copies import copy_beams, tree_of_copies
-from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.decoding.row import FixedShape, Row
+from redrafter_mlx.decoding.proposal import Drafted, FixedPolicy
+from redrafter_mlx.decoding.sequence import Sequence
+from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.drafting.continuation import Continuation
 from redrafter_mlx.drafting.interface import Drafter
-from redrafter_mlx.drafting.prompt_lookup import Copy, Lookup, TextIndex
+from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.speculation.beams import Beams
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 GREEDY = SamplingParams()
 LOOKUP = Lookup()
@@ -54,7 +56,7 @@ def test_copies_equal_a_slow_search_for_what_followed(seed: int) -> None:
     lookup = Lookup(rng.randrange(1, longest + 1), rates)
     vocab = rng.choice([2, 3, 8, 50])
     text = [rng.randrange(vocab) for _ in range(rng.randrange(1, 90))]
-    copies = TextIndex(lookup, text).copies(W, count)
+    copies = NgramIndex(lookup, text).continuations(W, count)
     want = found(text, lookup, W, count)
     assert [list(copy.tokens) for copy in copies] == [tokens for _, tokens in want]
     for number, (copy, (alike, _)) in enumerate(zip(copies, want, strict=True)):
@@ -65,7 +67,7 @@ def test_copies_equal_a_slow_search_for_what_followed(seed: int) -> None:
 
 def test_the_latest_match_wins_among_equally_long_ones_and_a_longer_one_among_all() -> None:
     text = [1, 2, 3, 9, 2, 4, 8, 2, 5, 7, 1, 2]
-    copies = TextIndex(Lookup(shortest=1), text).copies(3, 1)
+    copies = NgramIndex(Lookup(shortest=1), text).continuations(3, 1)
     assert [copy.tokens for copy in copies] == [(3,), (5,), (4,)]
 
 
@@ -74,9 +76,9 @@ def test_the_best_match_is_the_latest_of_the_longest_and_costs_no_search() -> No
     rng = random.Random(0)
     for vocabulary, size in ((2, 60), (4, 200), (30, 400)):
         text = [rng.randrange(vocabulary) for _ in range(size)]
-        index = TextIndex(LOOKUP, text[:5])
+        index = NgramIndex(LOOKUP, text[:5])
         for at in range(5, size):
-            found = index.copies(1, 3)
+            found = index.continuations(1, 3)
             best = (0, -1)
             for end in range(1, at - 1):
                 n = 0
@@ -98,10 +100,10 @@ def test_the_best_match_is_the_latest_of_the_longest_and_costs_no_search() -> No
             Counted.read += 1
             return super().__getitem__(key)  # type: ignore[index]
 
-    index = TextIndex(LOOKUP, [1, 2, 3] * 3000)
+    index = NgramIndex(LOOKUP, [1, 2, 3] * 3000)
     index.tokens = Counted(index.tokens)
     index.extend([1, 2, 3])
-    assert index.copies(1, 3)
+    assert index.continuations(1, 3)
     assert Counted.read < 60
 
 
@@ -110,7 +112,7 @@ def test_an_index_takes_at_most_200_bytes_per_token() -> None:
     rng = random.Random(0)
     text = [rng.randrange(49_152) for _ in range(20_000)]
     tracemalloc.start()
-    index = TextIndex(LOOKUP, text)
+    index = NgramIndex(LOOKUP, text)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(index.tokens) == len(text)
@@ -118,20 +120,20 @@ def test_an_index_takes_at_most_200_bytes_per_token() -> None:
 
 
 def test_a_loop_is_drafted_to_any_length() -> None:
-    (copy,) = TextIndex(LOOKUP, [9, 1, 2, 3, 1, 2, 3]).copies(1, 7)
+    (copy,) = NgramIndex(LOOKUP, [9, 1, 2, 3, 1, 2, 3]).continuations(1, 7)
     assert copy.tokens == (1, 2, 3, 1, 2, 3, 1)
 
 
 def test_an_index_learns_how_far_the_matches_of_its_text_hold() -> None:
     """The same two tokens are followed by a different token each time, or always by the same."""
-    fickle = TextIndex(LOOKUP, [])
+    fickle = NgramIndex(LOOKUP, [])
     for i in range(60):
         fickle.extend([1, 2, 10 + i])
-    steady = TextIndex(LOOKUP, [1, 2, 3] * 20)
+    steady = NgramIndex(LOOKUP, [1, 2, 3] * 20)
     steady.extend([1, 2, 3] * 20)
     for index, bound in ((fickle, (0.0, 0.3)), (steady, (0.9, 1.0))):
         index.extend([1, 2])
-        (copy, *_) = index.copies(1, 1)
+        (copy, *_) = index.continuations(1, 1)
         assert bound[0] <= copy.expected <= bound[1]
 
 
@@ -149,7 +151,7 @@ def test_tokens_equal_autoregression(shape: BeamShape) -> None:
         decoder = Decoder(target, used, shape, GREEDY, lookup=LOOKUP)
         emitted, results = run(decoder, [3, 5, 7], 60)
         assert emitted == want
-        assert any(r.copied for r in results) == (shape.length > 1)
+        assert any(r.from_host for r in results) == (shape.length > 1)
         assert max(len(r.tokens) for r in results) > 1 or shape.length == 1
         assert all(r.nodes <= shape.nodes for r in results)
 
@@ -180,7 +182,7 @@ def test_a_seed_gives_the_same_text_with_copies_and_without() -> None:
             decoder = Decoder(target, used, shape, sampling, lookup=LOOKUP)
             emitted, results = run(decoder, [3, 5, 7], 80, seed=4)
             assert emitted == want
-            assert max(len(r.tokens) for r in results if r.copied) > 1
+            assert max(len(r.tokens) for r in results if r.from_host) > 1
 
 
 @pytest.mark.parametrize("accept", ["sample", "rejection"])
@@ -192,7 +194,7 @@ def test_copies_are_verified_by_every_lossless_method(accept: str) -> None:
     drafter = random_drafter(vocab_size=12).bind(target)
     decoder = Decoder(target, drafter, BeamShape(3, 4), sampling, lookup=LOOKUP)
     _, results = run(decoder, [3, 5, 7], 80, seed=1)
-    copied = [r for r in results if r.copied]
+    copied = [r for r in results if r.from_host]
     assert sum(len(r.tokens) - 1 for r in copied) > len(copied)
 
 
@@ -210,7 +212,7 @@ def test_certain_drafts_are_sampled_where_rejection_is_asked_for() -> None:
 def test_a_text_without_repeats_has_no_drafts() -> None:
     decoder = Decoder(Target(random_model()), None, BeamShape(3, 4), GREEDY, lookup=Lookup(5))
     _, results = run(decoder, [1, 2, 3, 4, 5], 4)
-    assert all(r.nodes == 1 and not r.copied for r in results)
+    assert all(r.nodes == 1 and not r.from_host for r in results)
 
 
 def line(tokens: list[int], score: float) -> Beams:
@@ -221,7 +223,9 @@ def line(tokens: list[int], score: float) -> Beams:
 
 def copies_of(text: list[int], shape: BeamShape) -> Beams:
     """Return the beams that an index proposes after a text."""
-    return copy_beams([TextIndex(LOOKUP, text).copies(1, shape.length - 1)], text[-1:], shape)
+    return copy_beams(
+        [NgramIndex(LOOKUP, text).continuations(1, shape.length - 1)], text[-1:], shape
+    )
 
 
 @pytest.mark.parametrize(("sure", "kept"), [(-0.01, {40, 41}), (-9.0, {7, 8})])
@@ -253,22 +257,22 @@ def test_a_copy_may_be_longer_than_the_drafters_candidates() -> None:
 
 
 def test_rows_without_a_match_have_no_nodes_of_copies() -> None:
-    copies = [[Copy((7, 8), (-0.1, -0.2))], []]
+    copies = [[Continuation((7, 8), (-0.1, -0.2))], []]
     tree, _ = tree_of_copies(copy_beams(copies, [1, 2], BeamShape(2, 3)), BeamShape(2, 3), None)
     assert mx.sum(tree.valid, axis=1).tolist() == [3, 1]
 
 
 def test_drawn_drafts_give_way_only_to_copies_that_promise_more_than_they_have_brought() -> None:
-    index, shape = TextIndex(LOOKUP, [1, 2, 3, 4, 1, 2]), BeamShape(2, 4)
-    (copy,) = index.copies(1, 3)
+    index, shape = NgramIndex(LOOKUP, [1, 2, 3, 4, 1, 2]), BeamShape(2, 4)
+    (copy,) = index.continuations(1, 3)
     for accepted, gives_way in ((0, True), (3, False)):
-        fixed, row = FixedShape(shape), Row(lambda _: False, len(index.tokens), index)
-        step = type("Step", (), {"copied": False, "path": [0] * (accepted + 1)})()
+        fixed, row = FixedPolicy(shape), Sequence(lambda _: False, len(index.tokens), index)
+        step = type("Step", (), {"from_host": False, "path": [0] * (accepted + 1)})()
         for _ in range(20):
             fixed.learn([row], [step])  # type: ignore[list-item]
-        (plan,) = fixed.plan_copies([row], [shape], [True])
+        (plan,) = fixed.revise([row], [Drafted(shape, True)])
         assert (plan is not None) == gives_way
-        assert plan is None or (not plan.joined and [*plan.copies] == [copy])
+        assert plan is None or (not plan.join and [*plan.continuations] == [copy])
 
 
 def test_a_session_looks_up_what_earlier_turns_said() -> None:

@@ -20,19 +20,20 @@ from tiny import random_drafter, random_model
 
 from redrafter_mlx.config import AcceptMethod, BeamShape, Prefixes, SamplingParams
 from redrafter_mlx.decoding.copies import copy_beams, tree_of_copies
-from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.decoding.state import Drafts, RowDrafts
+from redrafter_mlx.decoding.proposal import Drafted
+from redrafter_mlx.decoding.state import Drafts
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.decoding.step_result import read_report
 from redrafter_mlx.drafting.interface import Drafter, Seen
-from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
+from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
 from redrafter_mlx.speculation import rejection
 from redrafter_mlx.speculation.accept import Acceptance, up_to
 from redrafter_mlx.speculation.beam_search import Levels
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.speculation.sampling import TRIAL, sampled_log_probs, sequence_keys, uniform_at
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target import kv_cache
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model import kv_cache
+from redrafter_mlx.target_model.model import Target
 
 V, N_TOKENS, ROWS = 5, 3, 4_000
 LARGE_V = 16
@@ -48,7 +49,7 @@ pytestmark = pytest.mark.usefixtures("small_buffers")
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shrink the buffers: with thousands of short rows, unused capacity would dominate the cost."""
     monkeypatch.setitem(kv_cache.EXTENT_STEPS, "cpu", 4)
-    monkeypatch.setattr("redrafter_mlx.target.kv_cache.CAPACITY_STEP", 16)
+    monkeypatch.setattr("redrafter_mlx.target_model.kv_cache.CAPACITY_STEP", 16)
 
 
 @cache
@@ -156,17 +157,17 @@ def drawn_with_copies(
         keys = sequence_keys(batch, ROWS)
         state, output = decoder.start(decoder.new_cache(ROWS), 0, [PROMPT] * ROWS, keys)
         emitted = [r.tokens for r in read_report(output)]
-        indexes = [TextIndex(Lookup(1), [*PROMPT, *row]) for row in emitted]
+        indexes = [NgramIndex(Lookup(1), [*PROMPT, *row]) for row in emitted]
         for step in itertools.count():
             if min(map(len, emitted)) >= N_TOKENS:
                 break
             if step % 2 == 0:
-                copies = [index.copies(shape.width, shape.length - 1) for index in indexes]
+                copies = [index.continuations(shape.width, shape.length - 1) for index in indexes]
                 beams = copy_beams(copies, [row[-1] for row in emitted], shape)
-                tree, copied = tree_of_copies(beams, shape, state.drafts.beams)
+                tree, from_host = tree_of_copies(beams, shape, state.drafts.beams)
                 log_probs = state.drafts.log_probs if as_drawn else None
-                made = RowDrafts(shape, drawn=log_probs is not None, copied=True)
-                drafts_now = Drafts(tree, (made,) * ROWS, log_probs, copied=copied)
+                made = Drafted(shape, drawn=log_probs is not None, from_host=True)
+                drafts_now = Drafts(tree, (made,) * ROWS, log_probs, from_host=from_host)
                 state = replace(state, drafts=drafts_now)
             state, output = decoder.step(state, len(PROMPT) + max(map(len, emitted)))
             for index, row, result in zip(indexes, emitted, read_report(output), strict=True):

@@ -18,7 +18,7 @@ from test_lossless import small_buffers as small_buffers
 from tiny import HIDDEN, VOCAB, byte_model, byte_tokenizer, plain_tokens, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.published.medusa import MedusaDrafter
@@ -27,7 +27,7 @@ from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError
 from redrafter_mlx.loading.load import load
 from redrafter_mlx.speculation.static_tree import StaticTree
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.files.tensors import StoredTensors
 
 PROMPT = [3, 5, 7, 11, 4]

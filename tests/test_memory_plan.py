@@ -19,7 +19,7 @@ from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.memory_plan import MemoryPlan, check_memory, plan_memory
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.registry import REGISTRY
 
 VICUNA = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,

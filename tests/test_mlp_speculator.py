@@ -14,11 +14,11 @@ from decoding import run
 from tiny import HIDDEN, VOCAB, plain_tokens, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.published.mlp_speculator import SpeculatorDrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.files.tensors import StoredTensors
 
 PROMPT = [3, 5, 7, 11, 4]

@@ -12,18 +12,18 @@ from primitives import operations
 from tiny import random_drafter, random_model
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding.copies import CopyPlan
-from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.proposal import Drafted, Proposal
 from redrafter_mlx.decoding.rows import with_copies
-from redrafter_mlx.decoding.state import Drafts, RowDrafts
-from redrafter_mlx.drafting.prompt_lookup import Copy
+from redrafter_mlx.decoding.state import Drafts
+from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.drafting.continuation import Continuation
 from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import pack_beam
-from redrafter_mlx.target import fast_functions
-from redrafter_mlx.target.cache_slots import concatenate_padded
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model import fast_functions
+from redrafter_mlx.target_model.cache_slots import concatenate_padded
+from redrafter_mlx.target_model.model import Target
 
 _VIEWS = {
     *("AsStrided", "Broadcast", "BroadcastAxes", "ExpandDims", "Flatten", "Reshape", "Slice"),
@@ -145,9 +145,9 @@ def launched_for_a_copy(batch: int) -> int:
     """Count the operations that put a copy into the first row's tree of a batch."""
     tokens = mx.random.randint(0, 90, (batch, 3, 3), key=mx.random.key(0))
     beams = Beams(mx.where(mx.arange(3) == 0, tokens[:, :1, :1], tokens), -mx.ones((batch, 3, 3)))
-    drafts = Drafts(pack_beam(beams, 6), (RowDrafts(BeamShape(3, 3, 6)),) * batch, beams=beams)
+    drafts = Drafts(pack_beam(beams, 6), (Drafted(BeamShape(3, 3, 6)),) * batch, beams=beams)
     mx.eval(drafts.tree.arrays, beams.tokens, beams.log_probs)
-    plan = CopyPlan([Copy(tuple(range(7)), (-0.1,) * 7, 4)], BeamShape(1, 8), False)
+    plan = Proposal(BeamShape(1, 8), [Continuation(tuple(range(7)), (-0.1,) * 7, 4)])
     copied = with_copies(drafts, [plan, *[None] * (batch - 1)], [1] * batch)
     return launched([*copied.tree.arrays]).total()
 

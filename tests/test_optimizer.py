@@ -20,7 +20,7 @@ from redrafter_mlx.distill.forms.form import Student
 from redrafter_mlx.distill.options import Optimizer, TrainOptions
 from redrafter_mlx.distill.training.learner import Learner
 from redrafter_mlx.drafting.recurrent_config import Head
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 RATE = 1e-3
 

@@ -15,7 +15,7 @@ from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, rando
 import redrafter_mlx
 from redrafter_mlx.cli import main
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.interface import Drafter, Features, Memory, Seen
@@ -25,7 +25,7 @@ from redrafter_mlx.loading import drafter as drafters
 from redrafter_mlx.loading import load as loading
 from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.speculation.beams import Beams
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 DESIGN = Path(__file__).parent.parent / "docs" / "design.md"
 PROMPT = [3, 5, 7, 3, 5, 7, 3]

@@ -24,7 +24,7 @@ from redrafter_mlx.drafting.published.mlp_speculator import (
 )
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.speculation.beams import Beams
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 HIDDEN, VOCAB = 32, 258
 TEXT = [(7 * i + 3) % 256 for i in range(40)]

@@ -16,12 +16,12 @@ from test_draft_model import PROMPT, run
 from tiny import VOCAB, Words, byte_model, byte_tokenizer, plain_tokens, random_model, truncated
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Seen
 from redrafter_mlx.drafting.published.pard import Pard
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading.load import load
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 GREEDY = SamplingParams()
 MASK = VOCAB - 1

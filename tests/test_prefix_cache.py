@@ -10,18 +10,18 @@ from tiny import plain_tokens, random_model
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding import prefix_cache
-from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.prefix_cache import PrefixCache, common_prefix
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.state import root_alone
-from redrafter_mlx.decoding.step_result import StepResult
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Features, Memory, Seen
 from redrafter_mlx.drafting.oracle import Oracle
+from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.sampling import sequence_keys
-from redrafter_mlx.target.kv_cache import TreeCache, planned_capacity
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.kv_cache import TreeCache, planned_capacity
+from redrafter_mlx.target_model.model import Target
 
 
 def read(decoder: Decoder, tokens: list[int]) -> SequenceCache:

@@ -18,7 +18,7 @@ from redrafter_mlx.cli import main
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.loading.drafter import loadable_forms
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.known_drafters import KNOWN_DRAFTERS
 
 

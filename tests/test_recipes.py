@@ -20,7 +20,7 @@ from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.recurrent_config import read_config
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.beam_search import beam_search
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 
 def test_a_run_of_a_recipe_repeats_from_its_own_options_file(tmp_path: Path) -> None:

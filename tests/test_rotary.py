@@ -12,10 +12,10 @@ from mlx_lm.models.rope_utils import initialize_rope
 from primitives import operations
 from tiny import LLAMA3_ROPE, random_model
 
-from redrafter_mlx.autotune.timed_calls import random_tree
 from redrafter_mlx.runtime.device import backend
-from redrafter_mlx.target.model import Target
-from redrafter_mlx.target.rotary import Rotations
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.target_model.rotary import Rotations
+from redrafter_mlx.tuning.timed_calls import random_tree
 
 ROPES = {
     "whole": nn.RoPE(8),

@@ -16,8 +16,8 @@ from test_decode import SHAPES
 from tiny import random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.single import decode
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.speculation.sampling import (
     choose,
@@ -25,7 +25,7 @@ from redrafter_mlx.speculation.sampling import (
     sampled_log_probs,
     sequence_keys,
 )
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 FILTERS = [
     {},

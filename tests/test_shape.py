@@ -26,19 +26,19 @@ from simulated import (
     step_result,
 )
 
-from redrafter_mlx.autotune.acceptance import (
+from redrafter_mlx.bench.papers.published import CHIPS, timings
+from redrafter_mlx.config import PLAIN, BeamShape
+from redrafter_mlx.response import StepResult
+from redrafter_mlx.speculation.beams import Beams
+from redrafter_mlx.speculation.tree import pack_beam
+from redrafter_mlx.tuning.acceptance import (
     AcceptanceStatistics,
     Array,
     bounds,
     expected_drafts,
 )
-from redrafter_mlx.autotune.candidates import LENGTHS, candidates
-from redrafter_mlx.autotune.cost_model import CostModel
-from redrafter_mlx.bench.papers.published import CHIPS, timings
-from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.decoding.step_result import StepResult
-from redrafter_mlx.speculation.beams import Beams
-from redrafter_mlx.speculation.tree import pack_beam
+from redrafter_mlx.tuning.candidates import LENGTHS, candidates
+from redrafter_mlx.tuning.cost_model import CostModel
 
 PRICEY = machine(lambda rows: 46 + 15 * (rows > 1) + rows, lambda w, n: (2.5 + 0.2 * w) * (n - 1))
 """The second row alone costs a third more, as on the paper's M1 Max."""
@@ -82,7 +82,7 @@ def test_the_chosen_shape_is_the_best_of_all_within_two_percent(at: int | str) -
         for deeper, rescue in ((0.8, 0.05), (0.8, 0.3), (0.95, 0.05), (0.95, 0.3)):
             tokens = acceptance(first, deeper, rescue)
             policy = AnswerPolicy(curves, Known(shapes, tokens.__getitem__))
-            chosen = policy.next_shape(128)
+            chosen = policy.propose(128)
             best = max(tokens[shape] / cost for shape, cost in costs.items())
             assert tokens[chosen] / costs[chosen] > 0.98 * best
 
@@ -93,8 +93,8 @@ def test_hopeless_drafts_are_left_alone_and_certain_ones_are_long() -> None:
     shapes = candidates(curves)
     hopeless = AnswerPolicy(curves, Known(shapes, acceptance(0.02, 0.8, 0.0).__getitem__))
     certain = AnswerPolicy(curves, Known(shapes, acceptance(0.98, 1.0, 0.0).__getitem__))
-    assert hopeless.next_shape(128) == PLAIN
-    assert certain.next_shape(128).nodes == 8
+    assert hopeless.propose(128) == PLAIN
+    assert certain.propose(128).nodes == 8
 
 
 @pytest.mark.parametrize("chip", CHIPS)
@@ -105,7 +105,7 @@ def test_on_the_papers_machines_the_chosen_shape_is_the_best_measured(
     """With the authors' timings of 16 shapes, and their counts of steps and tokens."""
     curves, tokens = papers_machine(chip, dtype)
     policy = AnswerPolicy(curves, Known(candidates(curves), lambda s: tokens[s.width, s.length]))
-    chosen = policy.next_shape(curves.short_context)
+    chosen = policy.propose(curves.short_context)
     rates = {
         key: tokens[key] / curves.step(BeamShape(*key), curves.short_context) for key in tokens
     }
@@ -240,7 +240,7 @@ def test_acceptance_of_larger_shapes_follows_that_of_smaller_ones() -> None:
 
 def test_plain_steps_make_no_drafter_look_better() -> None:
     policy = AnswerPolicy(machine(cliff(8)), AcceptanceStatistics([BeamShape(1, 2)]))
-    policy.next_shape(128)
+    policy.propose(128)
     for _ in range(20):
         policy.learn(step_result(BeamShape(1, 2), [0, 0], [0, 1], [0]))
     before = policy.batch.expected_rates(128)[BeamShape(1, 2)]
@@ -339,9 +339,9 @@ def test_useless_drafts_that_seem_nearly_free_cost_little() -> None:
         rng, policy, before, seconds = random.Random(seed), AnswerPolicy(believed), PLAIN, 0.0
         text, unread = Text(0.0, seed), list[StepResult]()
         for _ in range(1500):
-            shape = policy.next_shape(128)
+            shape = policy.propose(128)
             takes = true.step(shape, 128) + (0.2 * plain if shape != before else 0.0)
-            timed = takes * rng.lognormvariate(0, 0.08) if shape == before else math.nan
+            timed = takes * rng.lognormvariate(0, 0.08) if shape == before else None
             unread.append(replace(text.step(shape), seconds=timed))
             seconds, before = seconds + takes, shape
             if len(unread) > 2:
@@ -374,7 +374,7 @@ def test_a_small_gain_is_not_worth_a_change() -> None:
     policy = AnswerPolicy(curves, known)
     seen = set()
     for _ in range(20):
-        seen.add(policy.next_shape(128))
+        seen.add(policy.propose(128))
         policy.learn(step_result(BeamShape(1, 2), [0, 0], [0, 1], [0]))
     assert len(seen) == 1
 
@@ -395,7 +395,7 @@ def test_the_context_is_looked_at_too() -> None:
     )  # fmt: skip
     tokens = acceptance(0.8, 0.95, 0.2)
     policy = AnswerPolicy(curves, Known(candidates(curves), tokens.__getitem__))
-    assert policy.next_shape(8192).nodes < policy.next_shape(128).nodes
+    assert policy.propose(8192).nodes < policy.propose(128).nodes
     assert max(ROWS) == curves.most_nodes
 
 

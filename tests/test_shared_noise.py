@@ -12,14 +12,15 @@ from decoding import run
 from tiny import VOCAB, Words, random_drafter, random_model, truncated
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding.batch import Batch
-from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.decoding.row import FixedShape, Row
+from redrafter_mlx.decoding.pipeline import Pipeline
+from redrafter_mlx.decoding.proposal import FixedPolicy
+from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.decoding.single import decode
-from redrafter_mlx.decoding.step_result import StepResult
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.checked import bound
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
+from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.sampling import (
     CHOICE,
@@ -28,7 +29,7 @@ from redrafter_mlx.speculation.sampling import (
     sequence_keys,
     shared_draws,
 )
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 PROMPT = [3, 5, 7, 11, 4, 2, 9, 1]
 GREEDY, SAMPLE = SamplingParams(), SamplingParams(1.0)
@@ -109,16 +110,16 @@ def test_rows_of_every_method_in_one_batch_are_drafted_as_if_alone() -> None:
     target = Target(model)
     decoder = Decoder(target, draft_model(target, truncated(model, 1)), BeamShape(2, 4), GREEDY)
     rows = [GREEDY, SAMPLE, TYPICAL, SamplingParams(0.5), GREEDY]
-    batch = Batch(decoder, FixedShape(decoder.shape))
+    batch = Pipeline(decoder, FixedPolicy(decoder.shape))
     together: list[list[list[int]]] = [[] for _ in rows]
     alone: list[list[list[int]]] = [[] for _ in rows]
 
-    def collect(into: list[list[int]]) -> Row:
+    def collect(into: list[list[int]]) -> Sequence:
         def finished(result: StepResult) -> bool:
             into.append(result.tokens)
             return sum(map(len, into)) >= 30
 
-        return Row(finished, len(PROMPT))
+        return Sequence(finished, len(PROMPT))
 
     for seed, params in enumerate(rows):
         mine, keys = replace(decoder, sampling=params), sequence_keys(seed)

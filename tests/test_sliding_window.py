@@ -17,21 +17,21 @@ from test_target import assert_tree_equals_sequences
 from tiny import VOCAB, byte_tokenizer, plain_tokens, random_model
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding.batch import Batch
-from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.pipeline import Pipeline
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
-from redrafter_mlx.decoding.row import FixedShape
+from redrafter_mlx.decoding.proposal import FixedPolicy
 from redrafter_mlx.decoding.single import decode
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.distill.corpus.reader import continuations
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
-from redrafter_mlx.drafting.prompt_lookup import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.speculation.sampling import sequence_keys
-from redrafter_mlx.target import layer_cache
-from redrafter_mlx.target.masks import windowed
-from redrafter_mlx.target.model import Target
-from redrafter_mlx.target.tree_check import check_trees
+from redrafter_mlx.target_model import layer_cache
+from redrafter_mlx.target_model.masks import windowed
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.target_model.tree_check import check_trees
 
 WINDOW = 8
 GREEDY = SamplingParams()
@@ -99,7 +99,7 @@ def test_rows_of_different_length_are_decoded_as_if_alone(name: str) -> None:
     model = sliding_model(name)
     decoder = Decoder(Target(model), None, SHAPE, GREEDY, lookup=Lookup(1))
     rows = [Decoded(prompt, 40) for prompt in PROMPTS]
-    batch = Batch(decoder, FixedShape(SHAPE))
+    batch = Pipeline(decoder, FixedPolicy(SHAPE))
     for row in rows:
         row.join(batch, decoder)
         batch.advance()
@@ -113,7 +113,7 @@ def test_prompts_read_in_chunks_give_the_same_tokens(monkeypatch: pytest.MonkeyP
     model = sliding_model("gemma3_text")
     decoder = Decoder(Target(model), None, PLAIN, GREEDY)
     for chunk in (1, 5, WINDOW, 13):
-        monkeypatch.setattr("redrafter_mlx.decoding.loop.PREFILL_CHUNK", chunk)
+        monkeypatch.setattr("redrafter_mlx.decoding.step.PREFILL_CHUNK", chunk)
         assert run(decoder, PROMPTS[0], 5)[0] == plain_tokens(model, PROMPTS[0], 5)
 
 

@@ -15,10 +15,10 @@ from tiny import plain_tokens, truncated
 
 from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS, read_questions
 from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
-from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.state import DecodeState, RowOptions
-from redrafter_mlx.decoding.step_result import StepResult, read_report
+from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.decoding.step_result import read_report
 from redrafter_mlx.drafting import recurrent
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.forms import DrafterFolder
@@ -28,9 +28,10 @@ from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.loading.target import LoadedTarget, load_target
+from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.structured.grammar import Grammars
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.verification import verify
 from redrafter_mlx.weights.chat import encode_text, render_chat
 

@@ -14,13 +14,13 @@ from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, rando
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.copies import tree_of_copies
-from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
-from redrafter_mlx.drafting.prompt_lookup import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.speculation.beams import Beams
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 SHAPES = [BeamShape(1, 4), BeamShape(3, 4)]
 
@@ -41,13 +41,13 @@ def test_copied_nodes_are_those_that_the_drafter_does_not_propose(seed: int, joi
         parts.append((tokens, scores))
     drafted, copies = (Beams(mx.array(t), mx.array(s)) for t, s in parts)
     shape = BeamShape(W, max(lengths), rng.randrange(2, 12))
-    tree, copied = tree_of_copies(copies, shape, drafted if joined else None)
+    tree, from_host = tree_of_copies(copies, shape, drafted if joined else None)
     for b in range(B):
         proposed = living_paths(parts[0][0][b], parts[0][1][b]) if joined else {}
         nodes = packed_paths(
             tree.tokens[b].tolist(), tree.parents[b].tolist(), tree.valid[b].tolist()
         )
-        got = {path: copied[b, node].item() for path, node in nodes.items() if node}
+        got = {path: from_host[b, node].item() for path, node in nodes.items() if node}
         assert got == {path: path not in proposed for path in got}
 
 
@@ -88,7 +88,7 @@ def test_accepted_drafts_name_who_proposed_them(shape: BeamShape, accept: str) -
         assert all(len(r.sources) == len(r.tokens) for r in results)
         assert all(r.sources[-1] == "model" for r in results)
         assert {source for r in results for source in r.sources[:-1]} == sources
-        assert {source for r in results if not r.copied for source in r.sources} <= {
+        assert {source for r in results if not r.from_host for source in r.sources} <= {
             "model",
             "drafter",
         }

@@ -23,7 +23,7 @@ from tiny import (
 )
 
 from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
-from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.interface import Drafter
@@ -35,7 +35,7 @@ from redrafter_mlx.loading.load import draft_with
 from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.speculation.static_tree import RankPath, StaticTree, static_tree
 from redrafter_mlx.speculation.tree import pack_beam
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 PROMPT = [3, 5, 7, 11, 4]
 PATHS = ((0,), (1,), (2,), (0, 0), (0, 3), (2, 0), (2, 1), (0, 3, 0), (2, 1, 1), (2, 1, 2))

@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 from simulated import AnswerPolicy, Text, cliff, decode, every_shape, machine, pace, sequence
 
-from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
-from redrafter_mlx.autotune.batch_policy import BatchPolicy
-from redrafter_mlx.autotune.candidates import candidates
-from redrafter_mlx.autotune.cost_model import CostModel
-from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import PLAIN
-from redrafter_mlx.decoding.step_result import StepResult
+from redrafter_mlx.response import StepResult
+from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
+from redrafter_mlx.tuning.batch_policy import BatchPolicy
+from redrafter_mlx.tuning.candidates import candidates
+from redrafter_mlx.tuning.cost_model import CostModel
+from redrafter_mlx.tuning.step_times import StepTimes
 
 UNEVEN = machine(
     lambda rows: 60 - 6 * (rows == 2) + 25 * (rows > 2) + 2 * rows, lambda _, n: 4.0 * (n - 1)
@@ -224,10 +224,10 @@ def test_a_batch_whose_first_steps_shared_the_machine_is_timed_later(untimed: in
     rows = [sequence() for _ in range(4)]
     shapes, unread, text = [], [], Text(0.8, 1)
     for step in range(1500):
-        shapes.append(policy.next_shape(rows))
+        shapes.append(policy.propose(rows).shape)
         seconds = costs.step(shapes[-1], 128, 4) * (1 if shapes[-1] == PLAIN else dearer)
-        seconds = math.nan if step < untimed else seconds
-        unread.append([replace(text.step(shapes[-1]), seconds=seconds) for _ in rows])
+        reported = None if step < untimed else seconds
+        unread.append([replace(text.step(shapes[-1]), seconds=reported) for _ in rows])
         if len(unread) > 2:
             policy.learn(rows, unread.pop(0))
     assert sum(shape == PLAIN for shape in shapes[-500:]) > 450

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import replace
 from itertools import cycle
 from types import SimpleNamespace
@@ -13,18 +12,20 @@ import pytest
 from test_batch import FEW, GREEDY, VARIOUS, Decoded, drafted, scheduled, some, tiny
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding import batch as batch_module
+from redrafter_mlx.decoding import pipeline as pipeline_module
 from redrafter_mlx.decoding import step_clock
-from redrafter_mlx.decoding.batch import Batch
-from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.decoding.row import FixedShape, Row
-from redrafter_mlx.decoding.step_result import StepResult, read_report
-from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
+from redrafter_mlx.decoding.pipeline import Pipeline
+from redrafter_mlx.decoding.proposal import FixedPolicy, Proposal
+from redrafter_mlx.decoding.sequence import Sequence
+from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.decoding.step_result import read_report
+from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
+from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.sampling import sequence_keys
-from redrafter_mlx.target.kv_cache import CAPACITY_STEP
+from redrafter_mlx.target_model.kv_cache import CAPACITY_STEP
 
 
-class Waiting(FixedShape):
+class Waiting(FixedPolicy):
     """Plain steps that wait in these turns, as if for copies, which never come."""
 
     def __init__(self, *turns: bool) -> None:
@@ -32,7 +33,7 @@ class Waiting(FixedShape):
         self._turns = cycle(turns)
         self.answers: set[bool] = set()
 
-    def may_copy(self, rows: Sequence[Row]) -> bool:
+    def may_revise(self, rows: abc.Sequence[Sequence]) -> bool:
         del rows
         turn = next(self._turns)
         self.answers.add(turn)
@@ -40,7 +41,7 @@ class Waiting(FixedShape):
 
 
 def steps(sequence: Decoded) -> list[tuple[object, ...]]:
-    return [(r.tokens, r.sources, r.path, r.shape, r.copied) for r in sequence.results]
+    return [(r.tokens, r.sources, r.path, r.shape, r.from_host) for r in sequence.results]
 
 
 def both(decoder: Decoder) -> tuple[Decoder, Decoder]:
@@ -54,18 +55,18 @@ def both(decoder: Decoder) -> tuple[Decoder, Decoder]:
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the loop does, in order: it submits a step, or reads one."""
     found: list[str] = []
-    submit = batch_module.submit_verification
+    submit = pipeline_module.submit_verification
 
     def submitted(*given: object) -> None:
         found.append("submit")
         submit(*given)  # type: ignore[arg-type]
 
-    def read(output: batch_module.StepOutput) -> list[StepResult]:
+    def read(output: pipeline_module.StepOutput) -> list[StepResult]:
         found.append("read")
         return read_report(output)
 
-    monkeypatch.setattr(batch_module, "submit_verification", submitted)
-    monkeypatch.setattr(batch_module, "read_report", read)
+    monkeypatch.setattr(pipeline_module, "submit_verification", submitted)
+    monkeypatch.setattr(pipeline_module, "read_report", read)
     return found
 
 
@@ -105,7 +106,7 @@ def test_a_batch_submits_ahead_and_goes_on_without_the_row_that_ended(events: li
     """A row leaves at once when it ends, which nobody foresees, and the others do not wait."""
     ahead, waiting = both(Decoder(tiny(), None, PLAIN, GREEDY))
     sequences = [Decoded([1, 2], 6), Decoded([3, 4, 5], 3), Decoded([6], 6)]
-    batch = Batch(ahead, FixedShape(PLAIN))
+    batch = Pipeline(ahead, FixedPolicy(PLAIN))
     rows = [each.join(batch, ahead) for each in sequences]
     batch.advance()
     events.clear()
@@ -123,7 +124,7 @@ def test_a_batch_submits_ahead_and_goes_on_without_the_row_that_ended(events: li
 
 def test_an_answer_whose_last_token_is_known_submits_nothing_after_it(events: list[str]) -> None:
     ahead, _ = both(Decoder(tiny(), None, PLAIN, GREEDY))
-    sequence, batch = Decoded([1, 2], 5), Batch(ahead, FixedShape(PLAIN))
+    sequence, batch = Decoded([1, 2], 5), Pipeline(ahead, FixedPolicy(PLAIN))
     row = sequence.join(batch, ahead)
     row.ends_next = lambda: len(sequence.emitted) == 4
     while batch.rows:
@@ -142,12 +143,12 @@ def test_a_step_that_results_may_change_is_submitted_after_they_are_read(
         assert events == ["submit", "read"] * (len(events) // 2)
 
 
-class OnePlainInThree(FixedShape):
+class OnePlainInThree(FixedPolicy):
     chosen = 0
 
-    def next_shape(self, rows: Sequence[Row]) -> BeamShape:
+    def propose(self, rows: abc.Sequence[Sequence]) -> Proposal:
         self.chosen += 1
-        return PLAIN if self.chosen % 3 == 0 else super().next_shape(rows)
+        return Proposal(PLAIN) if self.chosen % 3 == 0 else super().propose(rows)
 
 
 def test_a_plain_step_between_trees_is_timed_without_the_host_that_it_waits_for(
@@ -160,16 +161,16 @@ def test_a_plain_step_between_trees_is_timed_without_the_host_that_it_waits_for(
     clock = SimpleNamespace(now=0.0)
     clock.perf_counter = lambda: clock.now
     monkeypatch.setattr(step_clock, "time", clock)
-    submit = batch_module.submit_drafting
+    submit = pipeline_module.submit_drafting
 
     def drafting(*given: object) -> None:
         clock.now += 10
         submit(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(batch_module, "submit_drafting", drafting)
+    monkeypatch.setattr(pipeline_module, "submit_drafting", drafting)
     ahead, _ = both(Decoder(tiny(), None, PLAIN, GREEDY))
     decoder, sequence = drafted(ahead.target, BeamShape(2, 3)), Decoded([1, 2], 30)
-    batch = Batch(decoder, OnePlainInThree(decoder.shape))
+    batch = Pipeline(decoder, OnePlainInThree(decoder.shape))
     row = sequence.join(batch, decoder)
 
     def finished(result: StepResult) -> bool:
@@ -179,16 +180,16 @@ def test_a_plain_step_between_trees_is_timed_without_the_host_that_it_waits_for(
     row.finished = finished
     while batch.rows:
         batch.advance()
-    timed = [step for step in sequence.results if not math.isnan(step.seconds)]
+    timed = [step for step in sequence.results if step.seconds is not None]
     assert {(step.query_rows == 1, step.seconds) for step in timed} == {(True, 0), (False, 11)}
 
     # A step that waits in plain decoding too is timed as it is.
     decoder, sequence = replace(ahead, lookup=Lookup(1)), Decoded([1, 2], 30)
-    batch = Batch(decoder, Waiting(True))
+    batch = Pipeline(decoder, Waiting(True))
     sequence.join(batch, decoder).finished = finished
     while batch.rows:
         batch.advance()
-    assert {step.seconds for step in sequence.results if not math.isnan(step.seconds)} == {11}
+    assert {step.seconds for step in sequence.results if step.seconds is not None} == {11}
 
 
 @pytest.mark.parametrize("blocked", [0.0, 0.8])
@@ -207,20 +208,20 @@ def test_a_step_takes_as_long_as_the_device_whenever_the_host_gets_to_read_it(
 
     unread = iter(done)
 
-    def read(output: batch_module.StepOutput) -> list[StepResult]:
+    def read(output: pipeline_module.StepOutput) -> list[StepResult]:
         clock.now = max(clock.now, next(unread))
         return read_report(output)
 
     monkeypatch.setattr(step_clock, "time", clock)
-    monkeypatch.setattr(batch_module, "submit_verification", submitted)
-    monkeypatch.setattr(batch_module, "read_report", read)
+    monkeypatch.setattr(pipeline_module, "submit_verification", submitted)
+    monkeypatch.setattr(pipeline_module, "read_report", read)
     ahead, _ = both(Decoder(tiny(), None, PLAIN, GREEDY, lookup=Lookup(2)))
     sequence, shapes = Decoded([1, 2], 60), Waiting(True, True, False, False, False, True, False)
-    batch = Batch(ahead, shapes)
+    batch = Pipeline(ahead, shapes)
     sequence.join(batch, ahead)
     while batch.rows:
         batch.advance()
-    times = [step.seconds for step in sequence.results if not math.isnan(step.seconds)]
+    times = [step.seconds for step in sequence.results if step.seconds is not None]
     assert shapes.answers == {True, False}, "some steps wait, and some do not"
     assert len(times) > 10
     assert times == pytest.approx([1.0] * len(times))
@@ -229,7 +230,7 @@ def test_a_step_takes_as_long_as_the_device_whenever_the_host_gets_to_read_it(
 def test_a_long_row_that_left_takes_no_more_room() -> None:
     """Otherwise an answer that goes on might be ended for want of memory that nobody needs."""
     ahead, _ = both(Decoder(tiny(), None, PLAIN, GREEDY))
-    batch = Batch(ahead, FixedShape(PLAIN))
+    batch = Pipeline(ahead, FixedPolicy(PLAIN))
     Decoded([1] * (CAPACITY_STEP - 4), 4).join(batch, ahead)
     Decoded([2], 20).join(batch, ahead)
     while len(batch.rows) == 2:
@@ -242,19 +243,19 @@ def test_a_long_row_that_left_takes_no_more_room() -> None:
 @pytest.mark.parametrize("others", [0, 2])
 def test_a_text_is_continued_from_the_cache_of_an_answer_that_ended(others: int) -> None:
     ahead, waiting = both(Decoder(tiny(), None, PLAIN, GREEDY))
-    first, batch = Decoded([1, 2, 3], 6), Batch(ahead, FixedShape(PLAIN))
+    first, batch = Decoded([1, 2, 3], 6), Pipeline(ahead, FixedPolicy(PLAIN))
     first.join(batch, ahead)
     for seed in range(others):
         Decoded([seed], 20).join(batch, ahead)
-    ended: list[tuple[Row, batch_module.SequenceCache]] = []
+    ended: list[tuple[Sequence, pipeline_module.SequenceCache]] = []
     while batch.rows:
         ended += batch.advance().ended
     row, cache = ended[0]
     text = [*first.prompt, *first.emitted]
     assert row.committed == len(text) - 1
     longer = Decoded([*text, 5, 6], 8)
-    batch = Batch(ahead, FixedShape(PLAIN))
-    again = Row(longer.finished, len(longer.prompt))
+    batch = Pipeline(ahead, FixedPolicy(PLAIN))
+    again = Sequence(longer.finished, len(longer.prompt))
     start = ahead.start(cache, row.committed, [longer.prompt], sequence_keys(0))
     batch.join(again, *start)
     while batch.rows:
@@ -267,12 +268,12 @@ def test_no_token_makes_a_match_where_none_may_follow(shortest: int) -> None:
     rng, counts = random.Random(shortest), {True: 0, False: 0}
     for _ in range(100):
         text = [rng.randrange(4) for _ in range(rng.randrange(1, 30))]
-        index = TextIndex(Lookup(shortest), text)
+        index = NgramIndex(Lookup(shortest), text)
         matches = []
         for token in range(4):
-            longer = TextIndex(Lookup(shortest), [*text, token])
-            matches.append(max([copy.matched for copy in longer.copies(2, 3)], default=0))
-        copy = index.next_copy(3)
+            longer = NgramIndex(Lookup(shortest), [*text, token])
+            matches.append(max([copy.matched for copy in longer.continuations(2, 3)], default=0))
+        copy = index.next_continuation(3)
         assert (copy is not None) == any(matches)
         assert copy is None or copy.matched == max(matches)
         counts[copy is not None] += 1

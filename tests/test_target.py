@@ -16,9 +16,9 @@ from tiny import ARCHITECTURES, VOCAB, random_model
 from redrafter_mlx.errors import BadInputError, BusyError, UnsupportedModelError
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
-from redrafter_mlx.target import kv_cache
-from redrafter_mlx.target.model import Target
-from redrafter_mlx.target.tree_check import check_trees
+from redrafter_mlx.target_model import kv_cache
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.target_model.tree_check import check_trees
 
 BEAMS = [[4, 5, 6, 7], [4, 5, 8, 9], [4, 10, 6, 7]]
 SCORES = [[0.0, -0.1, -0.3, -0.4], [0.0, -0.1, -0.5, -0.6], [0.0, -0.7, -0.8, -0.9]]
@@ -175,7 +175,7 @@ def test_the_check_at_loading_passes_where_some_float32_products_are_tf32(
     low: int, high: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CUDA multiplies some counts of rows in TF32, and others in float32."""
-    monkeypatch.setattr("redrafter_mlx.target.tree_check.float32_is_exact", lambda: False)
+    monkeypatch.setattr("redrafter_mlx.target_model.tree_check.float32_is_exact", lambda: False)
     model = random_model("llama (mistral-style)")
     model.lm_head = Coarse(model.lm_head, low, high)
     assert 1e-5 < check_trees(Target(model)) < 1e-3
@@ -184,7 +184,7 @@ def test_the_check_at_loading_passes_where_some_float32_products_are_tf32(
 def test_the_check_at_loading_allows_no_tf32_where_products_are_exact(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("redrafter_mlx.target.tree_check.float32_is_exact", lambda: True)
+    monkeypatch.setattr("redrafter_mlx.target_model.tree_check.float32_is_exact", lambda: True)
     model = random_model("llama (mistral-style)")
     model.lm_head = Coarse(model.lm_head, 8, 8)
     with pytest.raises(UnsupportedModelError, match=r"llama.*a prompt's logits"):
@@ -295,6 +295,6 @@ def test_a_device_that_fails_while_a_model_is_checked_is_one_of_our_errors(
     def fail(*_: object) -> None:
         raise RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory")
 
-    monkeypatch.setattr("redrafter_mlx.target.tree_check._logits", fail)
+    monkeypatch.setattr("redrafter_mlx.target_model.tree_check._logits", fail)
     with pytest.raises(BusyError, match="out of memory"):
         check_trees(Target(random_model()))

@@ -13,7 +13,7 @@ from redrafter_mlx.cli import main
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.reader import Reader
 from redrafter_mlx.distill.options_file import read_options
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 SMALL = """
 answer_tokens = 600

@@ -52,7 +52,7 @@ from redrafter_mlx.loading.load import load
 from redrafter_mlx.runtime.atomic_write import locked
 from redrafter_mlx.runtime.blas import BLAS, BlasStatus
 from redrafter_mlx.runtime.paths import bytes_below
-from redrafter_mlx.target.fingerprint import nbytes_of
+from redrafter_mlx.target_model.fingerprint import nbytes_of
 from redrafter_mlx.weights.fit.machine import this_machine
 
 Keys = dict[str, dict[str, object]]

@@ -18,7 +18,7 @@ from test_mlp_speculator import expected as speculator_logits
 from tiny import HIDDEN, VOCAB, plain_tokens, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.distill.corpus.examples import Examples, count_tokens, lay_out
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.shards import Shard, save_shard
@@ -38,7 +38,7 @@ from redrafter_mlx.drafting.level_drafter import LevelDrafter, MemorylessDrafter
 from redrafter_mlx.drafting.published.medusa import MedusaDrafter
 from redrafter_mlx.errors import MismatchError
 from redrafter_mlx.runtime.device import backend
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 T = 3
 INNER = 24

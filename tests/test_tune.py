@@ -15,9 +15,18 @@ import pytest
 from simulated import cliff, sequence, step_result, timings
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
 
-from redrafter_mlx.autotune import overheads, profiler, timed_calls
-from redrafter_mlx.autotune.batch_policy import BatchPolicy
-from redrafter_mlx.autotune.cost_model import (
+from redrafter_mlx.cli import main, options
+from redrafter_mlx.cli.generate import print_answer
+from redrafter_mlx.cli.terminal import Terminal, shape_note
+from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
+from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.drafting.draft_model import DraftModel
+from redrafter_mlx.drafting.oracle import Oracle
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.tuning import overheads, profiler, timed_calls
+from redrafter_mlx.tuning.batch_policy import BatchPolicy
+from redrafter_mlx.tuning.cost_model import (
     DRAFT_LENGTHS,
     FEW_ROWS,
     LONG_ROWS,
@@ -25,20 +34,11 @@ from redrafter_mlx.autotune.cost_model import (
     CostModel,
     cost_model,
 )
-from redrafter_mlx.autotune.profiler import Profiler
-from redrafter_mlx.autotune.step_times import SizeTimes, StepTimes
-from redrafter_mlx.autotune.timed_calls import Call, drafting_call, random_tree
-from redrafter_mlx.autotune.timings import SHORT_CONTEXT, Setup, Timings, saved_timings, setup_of
-from redrafter_mlx.autotune.tuner import Tuner
-from redrafter_mlx.cli import main, options
-from redrafter_mlx.cli.generate import print_answer
-from redrafter_mlx.cli.terminal import Terminal, shape_note
-from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
-from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.drafting.draft_model import DraftModel
-from redrafter_mlx.drafting.oracle import Oracle
-from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.tuning.profiler import Profiler
+from redrafter_mlx.tuning.step_times import SizeTimes, StepTimes
+from redrafter_mlx.tuning.timed_calls import Call, drafting_call, random_tree
+from redrafter_mlx.tuning.timings import SHORT_CONTEXT, Setup, Timings, saved_timings, setup_of
+from redrafter_mlx.tuning.tuner import Tuner
 
 PROMPT = [72, 101, 108]
 HEL = [39, 68, 75]
@@ -73,7 +73,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
     stand_in = Bench(CHEAP)
     monkeypatch.setenv("REDRAFTER_BLAS", "the one in use")
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
-    monkeypatch.setattr("redrafter_mlx.autotune.tuner.saved_timings", saved_timings)
+    monkeypatch.setattr("redrafter_mlx.tuning.tuner.saved_timings", saved_timings)
     monkeypatch.setattr(Profiler, "measure_all", lambda *args: stand_in.measure_all(*args))
     monkeypatch.setattr(SizeTimes, "learn", lambda *_: None)
     return stand_in
@@ -233,7 +233,7 @@ def test_what_only_batches_cost_is_measured_after_the_first_batches_and_twice(
         before = clock.now
         for _ in range(20):
             policy = tuner.policy("greedy")
-            policy.next_shape([sequence() for _ in range(batch)])
+            policy.propose([sequence() for _ in range(batch)])
             tuner.record(policy)
             tuner.measure_a_little(seconds=1e6, steps=1000)
         assert clock.now - before == 2 * 4 * new
@@ -256,7 +256,7 @@ def test_what_steps_taught_goes_with_the_costs_that_it_corrects(
     for tuner, alone in ((assumed, 1.0), (all_measured, 1.5)):
         assert tuner is not None
         policy = tuner.policy("greedy")
-        policy.next_shape([sequence()] * 8)
+        policy.propose([sequence()] * 8)
         tuner.record(policy)
         tuner._learned.times = times = corrected()
         before = clock.now
@@ -331,7 +331,7 @@ def test_drafting_is_timed_for_as_many_rows_as_a_batch_has(model: nn.Module) -> 
 def test_a_drafter_that_says_its_levels_are_dear_begins_with_short_drafts(
     bench: Bench, model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("redrafter_mlx.autotune.tuner.backend", lambda: "cuda")
+    monkeypatch.setattr("redrafter_mlx.tuning.tuner.backend", lambda: "cuda")
     shapes = []
     for cost in (0.01, 0.8):
         monkeypatch.setattr(Oracle, "level_cost", cost)

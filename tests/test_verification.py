@@ -25,7 +25,7 @@ from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.sampling import log_softmax
-from redrafter_mlx.target import kv_cache, sequential
+from redrafter_mlx.target_model import kv_cache, sequential
 from redrafter_mlx.verification import Difference, verify
 
 PROMPTS = [[i, 2 * i + 1, 7, i % 5] for i in range(1, 9)]

@@ -42,7 +42,7 @@ from redrafter_mlx.loading.drafter import open_drafter, parse_drafter
 from redrafter_mlx.loading.supported import check_repository
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.paths import cache_dir, check_free_disk, human_size
-from redrafter_mlx.target.source import TargetSource
+from redrafter_mlx.target_model.source import TargetSource
 from redrafter_mlx.weights import log_progress, registry, wheel
 from redrafter_mlx.weights.resolve import find_local, pull, resolve
 from redrafter_mlx.weights.status import list_models, show_model

@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerFast
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.recurrent import RecurrentDrafter, RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
-from redrafter_mlx.target.model import Target
-from redrafter_mlx.target.source import TargetSource
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.target_model.source import TargetSource
 
 VOCAB = 97
 HIDDEN = 32

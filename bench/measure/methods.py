@@ -20,9 +20,9 @@ from mlx_lm.generate import generation_stream, stream_generate
 from mlx_lm.sample_utils import make_sampler
 
 from redrafter_mlx.config import AcceptMethod, GenerationOptions, Prefixes
-from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, MismatchError
+from redrafter_mlx.response import StepResult
 
 MethodName = Literal["mlx-lm", "autoregressive", "mlx-lm speculative", "redrafter"]
 BASELINE: MethodName = "mlx-lm"

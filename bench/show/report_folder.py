@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from redrafter_mlx.autotune.cost_model import CostModel
 from redrafter_mlx.bench.analyse.compare import RESULT
 from redrafter_mlx.bench.analyse.grid import grids
 from redrafter_mlx.bench.analyse.result import Result
@@ -19,6 +18,7 @@ from redrafter_mlx.bench.show.tables import header_lines, tables_of
 from redrafter_mlx.distill.report.markdown import block, plain, table
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.paths import check_writable, visible_files
+from redrafter_mlx.tuning.cost_model import CostModel
 
 REPORT, HEATMAP = "report.md", "heatmap.png"
 _PARTIAL = ".partial"

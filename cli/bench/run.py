@@ -10,7 +10,6 @@ from dataclasses import fields, replace
 
 from rich.console import RenderableType
 
-from redrafter_mlx.autotune.cost_model import CostModel
 from redrafter_mlx.bench.analyse.compare import compare, differing, read_result
 from redrafter_mlx.bench.analyse.energy import energy_of
 from redrafter_mlx.bench.analyse.grid import grids
@@ -33,6 +32,7 @@ from redrafter_mlx.cli.terminal import console
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.launched import leave_to_rank_0
+from redrafter_mlx.tuning.cost_model import CostModel
 
 
 def run(options: BenchOptions, given: Set[str]) -> int:

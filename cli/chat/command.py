@@ -33,10 +33,9 @@ from redrafter_mlx.runtime.launched import leave_to_rank_0
 
 if TYPE_CHECKING:
     from redrafter_mlx.cli.chat.remote import RemoteModel, RemoteSession, RemoteToken
-    from redrafter_mlx.decoding.step_result import Source
     from redrafter_mlx.engine.engine import Redrafter
     from redrafter_mlx.engine.session import Session
-    from redrafter_mlx.response import Response
+    from redrafter_mlx.response import Response, Source
 
 PROMPT = ">>> "
 MORE = "... "

@@ -13,7 +13,7 @@ from redrafter_mlx.config import BeamShape, GenerationOptions
 from redrafter_mlx.errors import BadInputError, ServerError
 
 if TYPE_CHECKING:
-    from redrafter_mlx.decoding.step_result import Source
+    from redrafter_mlx.response import Source
 
 _SENT = (
     "max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",

@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from redrafter_mlx.drafting.prompt_lookup import Copy, CopySource
+from redrafter_mlx.drafting.continuation import Continuation
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.tree import TokenTree
 
@@ -125,21 +125,19 @@ def constrained(logits: mx.array, masks: mx.array | None) -> mx.array:
     return mx.where(bits.reshape(B, N, -1)[..., :V] == 1, logits, -mx.inf)
 
 
-class ForcedCopies:
-    """Tokens that a grammar forces, as drafts of probability 1, continued by a copy of the text."""
+def with_forced(
+    constraint: Constraint, found: Sequence[Continuation], length: int
+) -> list[Continuation]:
+    """Return the continuations `found`, or the one that begins with the tokens that are forced.
 
-    def __init__(self, constraint: Constraint, text: CopySource | None) -> None:
-        self._constraint, self._text = constraint, text
-
-    def copies(self, width: int, length: int) -> list[Copy]:
-        """As `TextIndex.copies`; if tokens are forced, the one candidate that starts with them."""
-        found = [] if self._text is None else self._text.copies(width, length)
-        forced = tuple(self._constraint.forced()[:length])
-        if not forced:
-            return found
-        rest = length - len(forced)
-        best = Copy(forced + (0,) * rest, (-math.inf,) * length)
-        best = next((copy for copy in found if copy.tokens[: len(forced)] == forced), best)
-        certain = best.log_probs[len(forced) - 1]
-        after = (p - certain if math.isfinite(p) else p for p in best.log_probs[len(forced) :])
-        return [Copy(best.tokens, (0.0,) * len(forced) + tuple(after), length)]
+    Forced tokens have probability 1. What the best of `found` says continues them.
+    """
+    forced = tuple(constraint.forced()[:length])
+    if not forced:
+        return list(found)
+    rest = length - len(forced)
+    best = Continuation(forced + (0,) * rest, (-math.inf,) * length)
+    best = next((one for one in found if one.tokens[: len(forced)] == forced), best)
+    certain = best.log_probs[len(forced) - 1]
+    after = (p - certain if math.isfinite(p) else p for p in best.log_probs[len(forced) :])
+    return [Continuation(best.tokens, (0.0,) * len(forced) + tuple(after), length)]

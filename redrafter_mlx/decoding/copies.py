@@ -11,36 +11,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.drafting.prompt_lookup import Copy
+from redrafter_mlx.drafting.continuation import Continuation
 from redrafter_mlx.speculation.beams import Beams, join_beams, likelier_candidate
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam, pack_with_sources
 
 
-@dataclass(frozen=True)
-class CopyPlan:
-    """The copies to verify in this step.
-
-    copies:      candidates of one length, the most trusted first
-    shape:       shape of the tree: beams, length of the longest candidate, node capacity
-    joined:      whether the tree also holds the drafter's branches
-    draft_after: whether the drafter drafts for the step after this one
-    """
-
-    copies: Sequence[Copy]
-    shape: BeamShape
-    joined: bool
-    draft_after: bool = True
-
-
-def copy_beams(copies: Sequence[Sequence[Copy]], roots: Sequence[int], shape: BeamShape) -> Beams:
+def copy_beams(
+    copies: Sequence[Sequence[Continuation]], roots: Sequence[int], shape: BeamShape
+) -> Beams:
     """Return each batch row's copies as beams [B, W, L]; missing ones have log-probability -inf."""
     W, L = max(map(len, copies)), shape.length
-    nothing = Copy((0,) * (L - 1), (-math.inf,) * (L - 1))
+    nothing = Continuation((0,) * (L - 1), (-math.inf,) * (L - 1))
     full = [[_padded(copy, L - 1) for copy in row] + [nothing] * (W - len(row)) for row in copies]
     pairs = zip(roots, full, strict=True)
     tokens = [[[root, *copy.tokens] for copy in row] for root, row in pairs]
@@ -56,7 +41,7 @@ def tree_of_copies(
     A tree with one beam holds only the candidate with more expected accepted drafts.
 
     Returns:
-      copied: [B, N] bool, the nodes that the drafter does not propose; undefined at padding
+      from_host: [B, N] bool, the nodes that the drafter does not propose; undefined at padding
     """
     if drafted is None:
         tree = pack_beam(copies, shape.nodes)
@@ -74,9 +59,9 @@ def tree_of_copies(
     return tree, mx.pad(shared, [(0, 0), (0, N - tokens.shape[1])]) == 0
 
 
-def _padded(copy: Copy, drafts: int) -> Copy:
+def _padded(copy: Continuation, drafts: int) -> Continuation:
     """Return the copy with exactly `drafts` tokens, cut or padded."""
     missing = drafts - len(copy.tokens)
-    return Copy(
+    return Continuation(
         copy.tokens[:drafts] + (0,) * missing, copy.log_probs[:drafts] + (-math.inf,) * missing
     )

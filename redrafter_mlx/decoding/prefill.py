@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.drafting.interface import Drafter, Features, Seen
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 PREFILL_CHUNK = 2048
 """Prompt tokens per call, as in mlx-lm."""

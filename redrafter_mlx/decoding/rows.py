@@ -7,9 +7,10 @@ from itertools import groupby
 
 import mlx.core as mx
 
-from redrafter_mlx.decoding.copies import CopyPlan, copy_beams, tree_of_copies
+from redrafter_mlx.decoding.copies import copy_beams, tree_of_copies
+from redrafter_mlx.decoding.proposal import Drafted, Proposal
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
-from redrafter_mlx.decoding.state import DecodeState, Drafts, RowDrafts
+from redrafter_mlx.decoding.state import DecodeState, Drafts
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.speculation.tree import TokenTree
 
@@ -48,7 +49,7 @@ def join_states(states: Sequence[DecodeState]) -> DecodeState:
     )
 
 
-def with_copies(drafts: Drafts, plans: Sequence[CopyPlan | None], roots: Sequence[int]) -> Drafts:
+def with_copies(drafts: Drafts, plans: Sequence[Proposal | None], roots: Sequence[int]) -> Drafts:
     """Return drafts in which copies of the text replace or join what was drafted.
 
     plans: one per row, None to leave the row as it is
@@ -60,9 +61,9 @@ def with_copies(drafts: Drafts, plans: Sequence[CopyPlan | None], roots: Sequenc
         mine = take_drafts(drafts, [*some])
         plan = None if planned is None else plans[planned]
         if planned is not None and plan is not None:
-            copies = copy_beams([plan.copies], [roots[planned]], plan.shape)
-            tree, copied = tree_of_copies(copies, plan.shape, mine.beams if plan.joined else None)
-            mine = Drafts(tree, (RowDrafts(plan.shape, copied=True),), copied=copied)
+            copies = copy_beams([plan.continuations], [roots[planned]], plan.shape)
+            tree, from_host = tree_of_copies(copies, plan.shape, mine.beams if plan.join else None)
+            mine = Drafts(tree, (Drafted(plan.shape, from_host=True),), from_host=from_host)
         parts.append(mine)
     return join_drafts(parts)
 
@@ -79,7 +80,7 @@ def take_drafts(drafts: Drafts, rows: Sequence[int]) -> Drafts:
         tuple(drafts.rows[b] for b in rows),
         None if drafts.log_probs is None else drafts.log_probs[index],
         beams,
-        None if drafts.copied is None else drafts.copied[index],
+        None if drafts.from_host is None else drafts.from_host[index],
         None if drafts.noise is None else drafts.noise[index],
     )
 
@@ -98,7 +99,7 @@ def join_drafts(parts: Sequence[Drafts]) -> Drafts:
         sum((part.rows for part in parts), ()),
         _joined([part.log_probs for part in parts], parts, N),
         None,
-        _joined([part.copied for part in parts], parts, N),
+        _joined([part.from_host for part in parts], parts, N),
     )
 
 

@@ -9,8 +9,8 @@ from typing import cast
 import mlx.core as mx
 
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
-from redrafter_mlx.target.cache_slots import concatenate_padded
-from redrafter_mlx.target.kv_cache import Snapshot, TreeCache
+from redrafter_mlx.target_model.cache_slots import concatenate_padded
+from redrafter_mlx.target_model.kv_cache import Snapshot, TreeCache
 
 _MOST_JOINED = 512
 """Maximum number of missed positions that a drafter is given in one call."""

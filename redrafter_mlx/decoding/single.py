@@ -6,13 +6,14 @@ from collections.abc import Callable, Generator
 
 import mlx.core as mx
 
-from redrafter_mlx.decoding.batch import Batch
 from redrafter_mlx.decoding.constraint import Constraint
-from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.decoding.row import FixedShape, Row
+from redrafter_mlx.decoding.pipeline import Pipeline
+from redrafter_mlx.decoding.proposal import FixedPolicy
+from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
-from redrafter_mlx.decoding.step_result import StepResult
-from redrafter_mlx.drafting.prompt_lookup import TextIndex
+from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.drafting.ngram import NgramIndex
+from redrafter_mlx.response import StepResult
 from redrafter_mlx.runtime.blas import BLAS
 
 
@@ -31,9 +32,9 @@ def decode(
     computed after that. The target's lock is not held across a yield. Closing the iterator leaves
     the cache ready to be kept. `finished` advances the `constraint`.
     """
-    index = None if decoder.lookup is None else TextIndex(decoder.lookup, prompt)
-    row = Row(finished, len(prompt), index, constraint)
-    batch, lock = Batch(decoder, FixedShape(decoder.shape)), decoder.target.lock
+    index = None if decoder.lookup is None else NgramIndex(decoder.lookup, prompt)
+    row = Sequence(finished, len(prompt), index, constraint)
+    batch, lock = Pipeline(decoder, FixedPolicy(decoder.shape)), decoder.target.lock
     with BLAS.threads_by_rows():
         with lock:
             first = decoder.start(cache, start, [prompt], keys, constraints=[constraint])

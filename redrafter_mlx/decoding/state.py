@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.config import PLAIN, SamplingParams
+from redrafter_mlx.decoding.proposal import Drafted
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.drafting.interface import Features, Seen
 from redrafter_mlx.speculation.accept import Acceptance
@@ -16,47 +17,35 @@ from redrafter_mlx.speculation.penalties import Past
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 
 
-class RowDrafts(NamedTuple):
-    """How the drafts of one batch row were made.
-
-    shape:  shape that they were drafted with, PLAIN if nothing was drafted
-    drawn:  whether they were drawn for rejection
-    copied: whether copies of the text are among them
-    """
-
-    shape: BeamShape
-    drawn: bool = False
-    copied: bool = False
-
-
 class Drafts(NamedTuple):
     """The trees of a batch and, for rejection, the distributions they were drawn from.
 
     rows:      one per batch row
     log_probs: [B, N, V], the distribution of each node's children, undefined in rows that were not
                drawn; None if no row was
-    beams:     what the trees were packed from, so that copies can join; None if nothing was drafted
-    copied:    [B, N] bool, the nodes that only a copy of the text proposes, undefined at padding;
-               None if the trees hold no copies
+    beams:     what the trees were packed from, so that continuations can join; None if nothing was
+               drafted
+    from_host: [B, N] bool, the nodes that only a continuation from the host proposes, undefined at
+               padding; None if the trees hold none
     noise:     [B, L, V], what `sample` will draw with, if it was drawn for the drafter; else None
     """
 
     tree: TokenTree
-    rows: tuple[RowDrafts, ...]
+    rows: tuple[Drafted, ...]
     log_probs: mx.array | None = None
     beams: Beams | None = None
-    copied: mx.array | None = None
+    from_host: mx.array | None = None
     noise: mx.array | None = None
 
     @property
     def plain(self) -> bool:
         """Whether no row has a draft: the trees are roots alone."""
-        return all(row == RowDrafts(PLAIN) for row in self.rows)
+        return all(row == Drafted(PLAIN) for row in self.rows)
 
     @property
     def usual_size(self) -> bool:
-        """Whether many steps have trees of this size: copies vary in length, batches in rows."""
-        return self.copied is None and len(self.rows) == 1
+        """Whether many steps have trees of this size, which continuations and batches have not."""
+        return self.from_host is None and len(self.rows) == 1
 
 
 @dataclass(frozen=True)

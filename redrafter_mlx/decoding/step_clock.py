@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from enum import Enum
 
@@ -30,30 +29,32 @@ def times_a_step(before: Order, order: Order) -> bool:
 
 
 class StepClock:
-    """Seconds between reads, where they are a step's; NaN where they are not."""
+    """Seconds between reads, where they are a step's; None where they are not."""
 
     def __init__(self) -> None:
-        self._read_at, self._order = math.nan, Order.WAIT
+        self._read_at: float | None = None
         self._stopped_at: float | None = None
+        self._order = Order.WAIT
 
     def skip(self) -> None:
         """Do not time the current step."""
-        self._read_at = math.nan
+        self._read_at = None
 
     def restart(self) -> None:
         """Time the current step from now on, if it is timed."""
-        if not math.isnan(self._read_at):
+        if self._read_at is not None:
             self._read_at = time.perf_counter()
 
     def stop(self) -> None:
         """End the current step now, before its results are read."""
         self._stopped_at = time.perf_counter()
 
-    def read(self, order: Order) -> float:
+    def read(self, order: Order) -> float | None:
         """Return the seconds of the step whose results have just been read, in this order."""
         if self._stopped_at is None and not times_a_step(self._order, order):
             self.skip()
         now = time.perf_counter()
-        seconds = (now if self._stopped_at is None else self._stopped_at) - self._read_at
+        end = now if self._stopped_at is None else self._stopped_at
+        seconds = None if self._read_at is None else end - self._read_at
         self._read_at, self._order, self._stopped_at = now, order, None
         return seconds

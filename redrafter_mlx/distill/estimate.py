@@ -21,7 +21,7 @@ from redrafter_mlx.distill.memory_plan import PROMPT_TOKENS, MemoryPlan
 from redrafter_mlx.distill.sizes import Sizes, sizes, tokens_read
 from redrafter_mlx.distill.training.learner import Learner
 from redrafter_mlx.runtime.blas import BLAS
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 _TRIED_TOKENS, _TRIED_TEXTS = 6, 4
 _LEAST_SHARE = 0.05

@@ -51,9 +51,9 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.runtime.device import chip_name, system_name
-from redrafter_mlx.target.fingerprint import nbytes_of
-from redrafter_mlx.target.model import Target
-from redrafter_mlx.target.tree_check import check_trees
+from redrafter_mlx.target_model.fingerprint import nbytes_of
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.target_model.tree_check import check_trees
 from redrafter_mlx.weights import Progress
 from redrafter_mlx.weights.files.folder import contents_of
 from redrafter_mlx.weights.fit.machine import this_machine

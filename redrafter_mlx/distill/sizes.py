@@ -25,7 +25,7 @@ from redrafter_mlx.runtime.paths import (
     free_disk,
     same_disk,
 )
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 _ANSWER_SHARE = 2 / 3
 """Mean length of the answers that the target writes, as a share of the maximum."""

@@ -9,7 +9,7 @@ import mlx.core as mx
 from redrafter_mlx.distributed.commands import CommandWriter
 from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.distributed.mirror import Mirror
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 
 def sums(ranks: Ranks, total: mx.array, count: int) -> mx.array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 
 from redrafter_mlx.distributed.watch import Facts
-from redrafter_mlx.target.source import TargetSource
+from redrafter_mlx.target_model.source import TargetSource
 from redrafter_mlx.version import __version__
 from redrafter_mlx.weights.files.folder import contents_of
 

@@ -17,9 +17,9 @@ from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.launched import wait_for_loss
 from redrafter_mlx.runtime.wired_memory import WIRED_MEMORY
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target.kv_cache import TreeCache
-from redrafter_mlx.target.layer_cache import Pending
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.kv_cache import TreeCache
+from redrafter_mlx.target_model.layer_cache import Pending
+from redrafter_mlx.target_model.model import Target
 
 
 def follow(model: nn.Module, ranks: Ranks) -> NoReturn:

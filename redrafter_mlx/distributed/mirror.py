@@ -23,8 +23,8 @@ from redrafter_mlx.distributed.plain_batch import PlainBatch
 from redrafter_mlx.distributed.sharding import Sharing
 from redrafter_mlx.errors import MismatchError
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target.kv_cache import Snapshot, TreeCache
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.kv_cache import Snapshot, TreeCache
+from redrafter_mlx.target_model.model import Target
 
 
 class Mirror:

@@ -16,7 +16,7 @@ from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
-from redrafter_mlx.target.kv_cache import TreeCache
+from redrafter_mlx.target_model.kv_cache import TreeCache
 
 Pairs: TypeAlias = "tuple[tuple[mx.array, mx.array], ...]"
 """Keys and values [B, K, T, head size] of each layer."""

@@ -21,7 +21,7 @@ from redrafter_mlx.drafting.interface import Bindable, Drafter, Features, Memory
 from redrafter_mlx.errors import DrafterError, RedrafterError, device_failure
 from redrafter_mlx.speculation.beams import Beams, repaired
 from redrafter_mlx.speculation.static_tree import StaticTree
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 _Structure: TypeAlias = "int | tuple[_Structure, ...]"
 """The structure of a memory, with the number of dimensions in place of each array."""

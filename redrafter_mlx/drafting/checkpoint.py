@@ -18,7 +18,7 @@ from redrafter_mlx.drafting.drafter_files import (
 )
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import config_of
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 _OTHER_NAMES = (("input_projs.", "input_proj."), ("lm_heads.", "lm_head."), ("0.", "lm_head."))
 """Other prefixes of tensor names and the paper's, from TensorRT-LLM's

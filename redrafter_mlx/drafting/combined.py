@@ -14,7 +14,7 @@ from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.checked import bound
 from redrafter_mlx.drafting.interface import Drafter, Features, Memory, Seen
 from redrafter_mlx.speculation.beams import Beams, join_beams, likelier_candidate
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 
 class Combined(Drafter, well_formed=True):

@@ -19,9 +19,9 @@ from redrafter_mlx.drafting.interface import Features, Memory, Seen
 from redrafter_mlx.drafting.level_drafter import DraftLevels
 from redrafter_mlx.errors import MismatchError
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
-from redrafter_mlx.target.fingerprint import nbytes_of, shapes_hash
-from redrafter_mlx.target.kv_cache import TreeCache
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.fingerprint import nbytes_of, shapes_hash
+from redrafter_mlx.target_model.kv_cache import TreeCache
+from redrafter_mlx.target_model.model import Target
 
 
 class DraftModel(CachedDrafter, well_formed=True):

@@ -26,7 +26,7 @@ from redrafter_mlx.drafting.recognition import CONFIG, read_drafter_config
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError
 from redrafter_mlx.runtime.atomic_write import flush_to_disk, name_in_errors
 from redrafter_mlx.runtime.device import dtype_name
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.files.names import WEIGHTS
 from redrafter_mlx.weights.files.tensors import StoredTensors, open_tensors
 from redrafter_mlx.weights.precision import no_layer_fits, quantize_layers

@@ -22,8 +22,8 @@ from redrafter_mlx.drafting.published.eagle import EAGLE, EAGLE3
 from redrafter_mlx.drafting.published.medusa import MEDUSA
 from redrafter_mlx.drafting.published.mlp_speculator import MLP_SPECULATOR
 from redrafter_mlx.drafting.recognition import form_of
-from redrafter_mlx.target.model import Target
-from redrafter_mlx.target.source import TargetSource
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.target_model.source import TargetSource
 
 FORMS: tuple[Form, ...] = (RECURRENT, EAGLE3, EAGLE, MEDUSA, MLP_SPECULATOR)
 """The forms of `recognition.form_of`."""

@@ -24,9 +24,9 @@ from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.speculation.rejection import SampledDrafts, draw_drafts
 from redrafter_mlx.speculation.sampling import Draws
 from redrafter_mlx.speculation.static_tree import StaticTree, static_tree
-from redrafter_mlx.target.compiled import CompiledGraphs
-from redrafter_mlx.target.fingerprint import nbytes_of, shapes_hash
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.compiled import CompiledGraphs
+from redrafter_mlx.target_model.fingerprint import nbytes_of, shapes_hash
+from redrafter_mlx.target_model.model import Target
 
 _Paths: TypeAlias = "tuple[tuple[int, ...], ...] | None"
 _Searches: TypeAlias = (

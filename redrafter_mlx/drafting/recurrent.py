@@ -18,7 +18,7 @@ from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.drafting.untrained import shuffled
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 
 class ResidualBlock(nn.Module):

@@ -11,10 +11,10 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from redrafter_mlx.drafting.checked import bound
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Bindable, Drafter
-from redrafter_mlx.drafting.prompt_lookup import BESIDE_A_DRAFTER, Lookup, split_lookup
+from redrafter_mlx.drafting.ngram import BESIDE_A_DRAFTER, Lookup, split_lookup
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.target.model import Target
-from redrafter_mlx.target.source import TargetSource
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.target_model.source import TargetSource
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,9 @@ import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
 
-from redrafter_mlx.autotune.tuner import Tuner
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.decoding.constraint import Constraint
-from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.decoding.stopping import AnswerText
 from redrafter_mlx.decoding.token_text import TokenText
 from redrafter_mlx.distributed.mirror import Mirror, MirroredTarget
@@ -38,8 +37,9 @@ from redrafter_mlx.errors import BadInputError, ContextLengthError
 from redrafter_mlx.response import Completion, Response
 from redrafter_mlx.runtime.process import MLX_PROCESS
 from redrafter_mlx.speculation.static_tree import StaticTree
-from redrafter_mlx.target.model import Target
-from redrafter_mlx.target.source import TargetSource
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.target_model.source import TargetSource
+from redrafter_mlx.tuning.tuner import Tuner
 
 
 class Redrafter:

@@ -8,14 +8,14 @@ import inspect
 import json
 from pathlib import Path
 
-from redrafter_mlx.autotune.timings import setup_of
 from redrafter_mlx.runtime.atomic_write import write_private_text
 from redrafter_mlx.runtime.device import float32_is_exact
 from redrafter_mlx.runtime.paths import cache_dir
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target.fingerprint import values_hash
-from redrafter_mlx.target.model import Target
-from redrafter_mlx.target.tree_check import check_trees
+from redrafter_mlx.target_model.fingerprint import values_hash
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.target_model.tree_check import check_trees
+from redrafter_mlx.tuning.timings import setup_of
 
 _COMPUTED_BY = tuple(Path(inspect.getfile(part)).parent for part in (Target, TokenTree))
 """The folders of our code that the check runs."""

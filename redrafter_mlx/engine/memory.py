@@ -13,9 +13,9 @@ from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.request import Request
 from redrafter_mlx.errors import BadInputError, BusyError
 from redrafter_mlx.runtime.device import memory_limit
-from redrafter_mlx.target.fingerprint import nbytes_of
-from redrafter_mlx.target.kv_cache import TreeCache, planned_capacity
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.fingerprint import nbytes_of
+from redrafter_mlx.target_model.kv_cache import TreeCache, planned_capacity
+from redrafter_mlx.target_model.model import Target
 
 _EXPECTED = 256
 """Maximum number of answer tokens to reserve memory for; few answers reach their limit."""

@@ -10,7 +10,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.plain import plain
-from redrafter_mlx.target.source import TargetSource
+from redrafter_mlx.target_model.source import TargetSource
 from redrafter_mlx.weights.chat import encode_text, render_chat
 from redrafter_mlx.weights.raw_model import context_length
 

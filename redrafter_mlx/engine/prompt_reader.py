@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.decoding.batch import Batch
+from redrafter_mlx.decoding.pipeline import Pipeline
 from redrafter_mlx.decoding.prefill import PREFILL_CHUNK, Prefill
-from redrafter_mlx.decoding.row import Row
+from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.engine.request import Answer
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.runtime.blas import BLAS
@@ -43,21 +43,21 @@ class Reading:
     """
 
     answer: Answer
-    batch: Batch
+    batch: Pipeline
     prefill: Prefill
-    row: Row
+    row: Sequence
     shape: BeamShape
 
     @property
     def done(self) -> bool:
         """Whether all of the prompt was read, and indexed for prompt lookup."""
-        index = self.row.text_index
+        index = self.row.ngrams
         indexed = index is None or len(index.tokens) == len(self.answer.request.prompt)
         return not self.prefill.left and indexed
 
     def index_text(self) -> None:
         """Index more of the prompt, as far as the target has read it."""
-        index = self.row.text_index
+        index = self.row.ngrams
         if index is not None:
             start = len(index.tokens)
             end = min(self.prefill.position, start + _MOST_INDEXED)
@@ -97,7 +97,7 @@ class PromptReader:
             self._wait(_unfinished(read))
         return read
 
-    def end_round(self, read: Sequence[Reading]) -> list[Reading]:
+    def end_round(self, read: abc.Sequence[Reading]) -> list[Reading]:
         """Report the progress of a round; return the answers whose prompts are done."""
         unfinished = _unfinished(read)
         if backend() != "cpu":
@@ -108,7 +108,7 @@ class PromptReader:
         self.reading = [reading for reading in self.reading if reading not in ended]
         return ended
 
-    def _wait(self, unfinished: Sequence[Reading]) -> None:
+    def _wait(self, unfinished: abc.Sequence[Reading]) -> None:
         """Wait for the chunks of prompts that have more of them, and measure their speed."""
         for reading in unfinished:
             reading.prefill.wait()
@@ -125,7 +125,7 @@ class PromptReader:
             return max(_MOST_TOKENS, min(tokens, PREFILL_CHUNK))
         return max(_LEAST_TOKENS, min(tokens, _MOST_TOKENS))
 
-    def _next(self, read: Sequence[Reading]) -> Reading | None:
+    def _next(self, read: abc.Sequence[Reading]) -> Reading | None:
         """Return the next prompt to read, among those not in `read`: shortest and oldest in turn.
 
         So a short prompt waits for one chunk of a long one, and a long one does not wait forever.
@@ -139,6 +139,6 @@ class PromptReader:
         return chosen
 
 
-def _unfinished(read: Sequence[Reading]) -> list[Reading]:
+def _unfinished(read: abc.Sequence[Reading]) -> list[Reading]:
     """Return the prompts that have more chunks, and no error."""
     return [one for one in read if one.prefill.left and one.answer.error is None]

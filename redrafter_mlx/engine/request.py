@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from redrafter_mlx.config import BeamShape, GenerationOptions
 from redrafter_mlx.decoding.constraint import Constraint, Masks, check_forced, check_masks
-from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.decoding.step_result import StepResult
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.decoding.stopping import AnswerText
 from redrafter_mlx.engine.thread import Emit, Ended
-from redrafter_mlx.response import Response, Tally
+from redrafter_mlx.response import Response, StepResult, Tally
 
 
 @dataclass(frozen=True)

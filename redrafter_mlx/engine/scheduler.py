@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Sequence
+from collections import abc
 from contextlib import ExitStack
 
 import mlx.core as mx
 
-from redrafter_mlx.autotune.batch_policy import BatchPolicy
-from redrafter_mlx.autotune.tuner import Tuner
 from redrafter_mlx.config import PLAIN, BeamShape, Prefixes, SamplingParams
-from redrafter_mlx.decoding.batch import Batch
+from redrafter_mlx.decoding.pipeline import Pipeline
 from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
-from redrafter_mlx.decoding.row import BatchShapes, FixedShape, Row
+from redrafter_mlx.decoding.proposal import FixedPolicy, Policy
+from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
-from redrafter_mlx.drafting.prompt_lookup import TextIndex
+from redrafter_mlx.drafting.ngram import NgramIndex
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.prompt_reader import PromptReader, Reading
@@ -33,7 +32,9 @@ from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.wired_memory import WIRED_MEMORY
 from redrafter_mlx.speculation.penalties import changes_logits
 from redrafter_mlx.speculation.sampling import sequence_keys
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.tuning.batch_policy import BatchPolicy
+from redrafter_mlx.tuning.tuner import Tuner
 
 LOG = logging.getLogger("redrafter_mlx.engine")
 
@@ -54,9 +55,9 @@ class Scheduler:
         self._open: set[Answer] = set()  # all that have not been told of their end
         self._waiting: list[Answer] = []
         self._prompts = PromptReader()
-        self._batches: dict[BatchKey, Batch] = {}
+        self._batches: dict[BatchKey, Pipeline] = {}
         self._policies: dict[BatchKey, BatchPolicy] = {}  # of batches without a fixed shape
-        self._answers: dict[Row, Answer] = {}
+        self._answers: dict[Sequence, Answer] = {}
         self._wired: ExitStack | None = None
 
     @property
@@ -165,20 +166,20 @@ class Scheduler:
         drawn = decoder.sampling if decoder.draws else None
         key = (answer.shape, options.draft, options.prefixes, drawn)
         if key not in self._batches:
-            shapes: BatchShapes = FixedShape(decoder.shape)
+            shapes: Policy = FixedPolicy(decoder.shape)
             if answer.shape is None and self._tuning is not None:
                 shapes = self._policies[key] = self._tuning.policy(options.method)
-            self._batches[key] = Batch(decoder, shapes)
+            self._batches[key] = Pipeline(decoder, shapes)
         elif key in self._policies:
             self._policies[key].begin_answer()
         batch = self._batches[key]
-        row = Row(
+        row = Sequence(
             answer.read,
             len(prompt),
-            None if decoder.lookup is None else TextIndex(decoder.lookup, ()),
+            None if decoder.lookup is None else NgramIndex(decoder.lookup, ()),
             answer.constraint,
             lambda: answer.text.ends_next,
-            learns=answer.constraint is None and not changes_logits(options),
+            biased=answer.constraint is not None or changes_logits(options),
         )
         others = min(self.running + len(self._waiting), self._options.max_batch - 1)
         shape = batch.first_shape(row, 1 + others)
@@ -234,7 +235,7 @@ class Scheduler:
                     self._keep(answer, cache, [*answer.request.prompt, *answer.text.tokens[:-1]])
         return over
 
-    def _give_up(self, batch: Batch, error: RedrafterError) -> list[Answer]:
+    def _give_up(self, batch: Pipeline, error: RedrafterError) -> list[Answer]:
         """End the answers of a batch that cannot go on, as their drafter failed; return them."""
         failed = [self._answers.pop(row) for row in batch.abandon()]
         for answer in failed:
@@ -249,7 +250,7 @@ class Scheduler:
             self._answers[row].text.end_soon()
             LOG.warning("memory ran out; the longest answer ends at %d tokens", row.committed)
 
-    def _keep(self, answer: Answer, cache: SequenceCache, tokens: Sequence[int]) -> None:
+    def _keep(self, answer: Answer, cache: SequenceCache, tokens: abc.Sequence[int]) -> None:
         """Keep an answer's cache for prompts that share a prefix with it.
 
         A drafter that reads the target's features is given those that it missed, for they are not
@@ -265,7 +266,7 @@ class Scheduler:
         except DrafterError as error:  # the answer is complete
             LOG.warning("a text is not kept for later prompts: %s", error)
 
-    def _close_round(self, over: Sequence[Answer]) -> None:
+    def _close_round(self, over: abc.Sequence[Answer]) -> None:
         """Remove empty batches, and tell the callers of the answers that are over.
 
         What was learned is recorded and measured afterwards, so that no caller waits for it. An

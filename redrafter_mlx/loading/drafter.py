@@ -23,7 +23,7 @@ from redrafter_mlx.drafting.drafter_files import open_files
 from redrafter_mlx.drafting.forms import FORMS, DrafterFolder, find_form
 from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.drafting.interface import Bindable, Drafter
-from redrafter_mlx.drafting.prompt_lookup import split_lookup
+from redrafter_mlx.drafting.ngram import split_lookup
 from redrafter_mlx.drafting.published.pard import MASK_KEY, Pard
 from redrafter_mlx.drafting.recognition import holds_drafter
 from redrafter_mlx.drafting.registry import check_drafter
@@ -40,8 +40,8 @@ from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.runtime.plain import plain
 from redrafter_mlx.speculation.static_tree import StaticTree
-from redrafter_mlx.target.model import Target
-from redrafter_mlx.target.source import TargetSource
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.target_model.source import TargetSource
 from redrafter_mlx.weights import Progress
 from redrafter_mlx.weights.fit.model_size import bits_of_drafter
 from redrafter_mlx.weights.fit.needs import stored_model

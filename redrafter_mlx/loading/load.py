@@ -18,7 +18,7 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading.drafter import NamedDrafter, open_drafter, parse_drafter
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.device import memory_limit
-from redrafter_mlx.target.fingerprint import nbytes_of
+from redrafter_mlx.target_model.fingerprint import nbytes_of
 from redrafter_mlx.weights import Progress
 
 

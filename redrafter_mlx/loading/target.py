@@ -28,9 +28,9 @@ from redrafter_mlx.loading.supported import check_repository
 from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.runtime.plain import plain
 from redrafter_mlx.runtime.process import MLX_PROCESS
-from redrafter_mlx.target.fingerprint import nbytes_of
-from redrafter_mlx.target.model import Target
-from redrafter_mlx.target.source import TargetSource
+from redrafter_mlx.target_model.fingerprint import nbytes_of
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.target_model.source import TargetSource
 from redrafter_mlx.weights import LOG, Progress
 from redrafter_mlx.weights.chat_template import require_chat_template
 from redrafter_mlx.weights.fit.machine import this_machine

@@ -33,7 +33,7 @@ from redrafter_mlx.distill.corpus.shards import (
     naming_damage,
     save_shard,
 )
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 FORMAT = "redrafter-mlx contexts 2"
 

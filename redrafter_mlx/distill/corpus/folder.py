@@ -21,7 +21,7 @@ from redrafter_mlx.distill.corpus.shards import summarise_shard
 from redrafter_mlx.distill.corpus.writer import Writer
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 _LEAST_FILLED = 2
 """Minimum number of blocks with texts: to hold one out, and to train on another."""

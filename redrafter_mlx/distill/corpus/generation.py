@@ -18,7 +18,7 @@ from mlx_lm.models.cache import BatchKVCache, KVCache
 from redrafter_mlx.distill.corpus.filters import loop_start
 from redrafter_mlx.distill.corpus.hidden_states import check_finite, to_host
 from redrafter_mlx.distill.corpus.shards import Text
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 _PREFILL_TOKENS = 8192
 """Maximum number of tokens in one prefill call, which bounds memory."""

@@ -15,7 +15,7 @@ from mlx_lm.models.cache import KVCache
 from redrafter_mlx.decoding.prefix_cache import common_prefix
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.runtime.device import dtype_name
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 
 def teacher_forced_states(

@@ -29,7 +29,7 @@ from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.prompts.rendering import text_ids
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 _SAMPLED = 32
 """Number of texts whose mean length is taken for that of all."""

@@ -24,7 +24,7 @@ from redrafter_mlx.distill.corpus.prompts.rendering import prompt_ids, split_pla
 from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY, Shard, Text
 from redrafter_mlx.distill.options import Labels
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 _FORKS = 64
 """Number of continuations that the target generates in one call."""

@@ -30,7 +30,7 @@ import numpy as np
 from redrafter_mlx.distill.checked_arrays import check_metadata, load_arrays, save_arrays
 from redrafter_mlx.distill.corpus.hidden_states import to_host
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.files.folder import read_safetensors_header
 
 FORMAT = "redrafter-mlx corpus 4"

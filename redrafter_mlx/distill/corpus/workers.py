@@ -32,7 +32,7 @@ from redrafter_mlx.runtime.atomic_write import atomic_write, remove_abandoned
 from redrafter_mlx.runtime.blas import THREAD_VARIABLES
 from redrafter_mlx.runtime.child_process import Child, Send, start_child
 from redrafter_mlx.runtime.environment import environment
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 _POLL = 1.0
 """Seconds between checks of the folder."""

@@ -36,7 +36,7 @@ from redrafter_mlx.distill.corpus.prompts.user_turns import TurnPrefix, UserTurn
 from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY, Shard, Text
 from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 _SYSTEM_MESSAGES = (
     "You are a helpful assistant.",

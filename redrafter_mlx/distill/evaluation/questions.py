@@ -19,8 +19,8 @@ from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_quality, roots_along
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
-from redrafter_mlx.target.fingerprint import trainable_size
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.fingerprint import trainable_size
+from redrafter_mlx.target_model.model import Target
 
 _AT_ONCE = 40
 _TIMED = 15

@@ -45,7 +45,7 @@ from redrafter_mlx.drafting.published.eagle_files import (
 )
 from redrafter_mlx.drafting.published.eagle_network import EagleNetwork, EagleThreeNetwork
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.raw_model import context_length
 
 _HEAD_SIZE, _QUERIES = 64, (4, 3, 5, 7, 2, 1)

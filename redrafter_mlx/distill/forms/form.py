@@ -32,8 +32,8 @@ from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, check_train
 from redrafter_mlx.drafting.forms import find_form
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
 from redrafter_mlx.errors import BadInputError, MismatchError
-from redrafter_mlx.target.fingerprint import trainable_size
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.fingerprint import trainable_size
+from redrafter_mlx.target_model.model import Target
 
 _PART = 1 << 24
 """Bytes of a file of weights that are in memory at once while they are hashed."""

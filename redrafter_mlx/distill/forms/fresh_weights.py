@@ -11,7 +11,7 @@ from mlx.utils import tree_unflatten
 
 from redrafter_mlx.drafting.drafter_files import parameters_of
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 SPREAD = 2.0
 """Root mean square of a fresh drafter's logits after a norm. The factors of a norm grow slowly, by

@@ -28,7 +28,7 @@ from redrafter_mlx.drafting.published.medusa import (
     medusa_config,
     save_medusa,
 )
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 
 class MedusaRecipe(PositionRecipe):

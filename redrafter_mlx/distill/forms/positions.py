@@ -14,7 +14,7 @@ from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, draft_logi
 from redrafter_mlx.distill.forms.form import BatchLoss, Recipe, Student
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafting.level_drafter import MemorylessDrafter
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 
 class PositionRecipe(Recipe):

@@ -24,7 +24,7 @@ from redrafter_mlx.drafting.checkpoint import RECURRENT, load_recurrent, save_dr
 from redrafter_mlx.drafting.drafter_files import DrafterFiles, open_files
 from redrafter_mlx.drafting.recurrent import RecurrentDrafter, RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig, read_config
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 _NOT_FORM = {"target", "target_fingerprint", "draft_length"}
 """Config keys in which a drafter may differ from the drafter that its training starts from."""

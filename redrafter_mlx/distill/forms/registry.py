@@ -14,7 +14,7 @@ from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.forms.medusa import MedusaRecipe
 from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe
 from redrafter_mlx.distill.forms.speculator import SpeculatorRecipe
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 
 def recipe_for(

@@ -26,7 +26,7 @@ from redrafter_mlx.drafting.published.mlp_speculator import (
     save_speculator,
     speculator_config,
 )
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 
 class SpeculatorRecipe(PositionRecipe):

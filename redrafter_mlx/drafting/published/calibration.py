@@ -21,7 +21,7 @@ from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.interface import Drafter, Seen
 from redrafter_mlx.runtime.atomic_write import write_private_text
 from redrafter_mlx.runtime.paths import cache_dir
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.chat import encode_text, render_chat
 from redrafter_mlx.weights.files.tensors import StoredTensors
 

@@ -43,13 +43,13 @@ from redrafter_mlx.drafting.untrained import shuffled
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
-from redrafter_mlx.target.adapter import find_head, with_node_positions
-from redrafter_mlx.target.compiled import TreeCall
-from redrafter_mlx.target.fingerprint import nbytes_of
-from redrafter_mlx.target.kv_cache import TreeCache
-from redrafter_mlx.target.layer_cache import LayerCache
-from redrafter_mlx.target.linear import LinearView
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.adapter import find_head, with_node_positions
+from redrafter_mlx.target_model.compiled import TreeCall
+from redrafter_mlx.target_model.fingerprint import nbytes_of
+from redrafter_mlx.target_model.kv_cache import TreeCache
+from redrafter_mlx.target_model.layer_cache import LayerCache
+from redrafter_mlx.target_model.linear import LinearView
+from redrafter_mlx.target_model.model import Target
 
 
 class EagleDrafter(CachedDrafter, well_formed=True):

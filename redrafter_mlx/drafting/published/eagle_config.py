@@ -17,7 +17,7 @@ from redrafter_mlx.config import shown
 from redrafter_mlx.drafting.drafter_files import DrafterFiles, check_pair
 from redrafter_mlx.drafting.recognition import CONFIG, eagle_name
 from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.raw_model import top_level_rope
 
 _SECTIONS = ("eagle_config", "transformer_layer_config", "model")

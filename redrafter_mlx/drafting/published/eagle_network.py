@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.llama import MLP
 
 from redrafter_mlx.drafting.published.eagle_config import EagleConfig, rope_of
-from redrafter_mlx.target.layer_cache import AttentionCache
+from redrafter_mlx.target_model.layer_cache import AttentionCache
 
 
 class Attention(nn.Module):

@@ -36,9 +36,9 @@ from redrafter_mlx.drafting.recurrent import ResidualBlock
 from redrafter_mlx.drafting.untrained import shuffled
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
-from redrafter_mlx.target.adapter import find_head
-from redrafter_mlx.target.fingerprint import nbytes_of
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.adapter import find_head
+from redrafter_mlx.target_model.fingerprint import nbytes_of
+from redrafter_mlx.target_model.model import Target
 
 Names: TypeAlias = "tuple[tuple[re.Pattern[str], str], ...]"
 

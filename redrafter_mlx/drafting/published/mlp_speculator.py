@@ -37,8 +37,8 @@ from redrafter_mlx.drafting.recognition import SPECULATOR_PREFIX
 from redrafter_mlx.drafting.untrained import shuffled
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
-from redrafter_mlx.target.fingerprint import nbytes_of
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.fingerprint import nbytes_of
+from redrafter_mlx.target_model.model import Target
 
 _EPS = 1e-6
 

@@ -23,8 +23,8 @@ from redrafter_mlx.drafting.draft_model import DraftModel, embeddable
 from redrafter_mlx.drafting.interface import Memory, Seen
 from redrafter_mlx.drafting.level_drafter import DraftLevels, IndependentLevels
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
-from redrafter_mlx.target.kv_cache import TreeCache
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.kv_cache import TreeCache
+from redrafter_mlx.target_model.model import Target
 
 MASK_KEY = "pard_token"
 """Key of the mask token in config.json."""

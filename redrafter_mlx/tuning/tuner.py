@@ -10,26 +10,26 @@ from pathlib import Path
 import mlx.nn as nn
 import numpy as np
 
-from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
-from redrafter_mlx.autotune.batch_policy import BatchPolicy
-from redrafter_mlx.autotune.candidates import LENGTHS, WIDEST, candidates
-from redrafter_mlx.autotune.cost_model import (
+from redrafter_mlx.config import AcceptMethod, BeamShape
+from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.runtime.device import backend
+from redrafter_mlx.target_model.fingerprint import values_hash
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
+from redrafter_mlx.tuning.batch_policy import BatchPolicy
+from redrafter_mlx.tuning.candidates import LENGTHS, WIDEST, candidates
+from redrafter_mlx.tuning.cost_model import (
     BATCH_LENGTHS,
     BATCHES,
     LEVEL_COST,
     CostModel,
     cost_model,
 )
-from redrafter_mlx.autotune.learned import Learned, learned_file, save_learned, saved_learned
-from redrafter_mlx.autotune.probe_budget import ProbeBudget
-from redrafter_mlx.autotune.profiler import Profiler
-from redrafter_mlx.autotune.step_times import StepTimes
-from redrafter_mlx.autotune.timings import SHORT_CONTEXT, Timings, saved_timings, setup_of
-from redrafter_mlx.config import AcceptMethod, BeamShape
-from redrafter_mlx.drafting.interface import Drafter
-from redrafter_mlx.runtime.device import backend
-from redrafter_mlx.target.fingerprint import values_hash
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.tuning.learned import Learned, learned_file, save_learned, saved_learned
+from redrafter_mlx.tuning.probe_budget import ProbeBudget
+from redrafter_mlx.tuning.profiler import Profiler
+from redrafter_mlx.tuning.step_times import StepTimes
+from redrafter_mlx.tuning.timings import SHORT_CONTEXT, Timings, saved_timings, setup_of
 
 _COPIES_ALONE = BeamShape(1, 8)
 """Shape of copies without a drafter. Eight query rows stay within every Metal kernel for few rows,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from redrafter_mlx.autotune.cost_model import CostModel
 from redrafter_mlx.config import BeamShape
+from redrafter_mlx.tuning.cost_model import CostModel
 
 WIDEST = 4
 LENGTHS = (2, 3, 4, 5, 6, 8)

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from redrafter_mlx.target.kv_cache import TreeCache
-from redrafter_mlx.target.layer_cache import TreePlan
+from redrafter_mlx.target_model.kv_cache import TreeCache
+from redrafter_mlx.target_model.layer_cache import TreePlan
 
 _ROWS = 1009
 """Larger than the other axes of a model, and a prime: a mask of the wrong form does not fit by

@@ -24,11 +24,11 @@ import mlx.core as mx
 from redrafter_mlx.config import PLAIN, BeamShape, Prefixes, SamplingParams
 from redrafter_mlx.decoding.constraint import Constraint, allowed_tokens
 from redrafter_mlx.decoding.prefill import PREFILL_CHUNK, Prefill
+from redrafter_mlx.decoding.proposal import Drafted
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.state import (
     DecodeState,
     Drafts,
-    RowDrafts,
     RowOptions,
     newest_positions,
     root_alone,
@@ -36,13 +36,13 @@ from redrafter_mlx.decoding.state import (
 from redrafter_mlx.decoding.step_result import StepOutput, report_step
 from redrafter_mlx.decoding.verdict import Verdict, computable, judge
 from redrafter_mlx.drafting.interface import Drafter, Features, Seen
-from redrafter_mlx.drafting.prompt_lookup import Lookup
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.speculation.beams import final_candidates
 from redrafter_mlx.speculation.penalties import first_past
 from redrafter_mlx.speculation.sampling import shared_draws
 from redrafter_mlx.speculation.separate import pack_separately
 from redrafter_mlx.speculation.tree import pack_beam
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Decoder:
         options = (RowOptions(self.sampling, self.logprobs),) * len(prompts)
         V = self.target.vocab_size
         history = tuple(first_past(prompt, self.sampling, V) for prompt in prompts)
-        plain = Drafts(only, (RowDrafts(PLAIN),) * len(prompts))
+        plain = Drafts(only, (Drafted(PLAIN),) * len(prompts))
         before = DecodeState(prefill.cache, length - 1, plain, keys, options, history)
         verdict = judge(
             before, self.target.logits(hidden), self._masks(before, constraints, hidden)
@@ -187,13 +187,13 @@ class Decoder:
         if drafter is None or shape.length == 1:
             if drafter is not None and self.remembers:
                 cache.show(seen, drafter, parked=True)
-            return Drafts(root_alone(seen.root), (RowDrafts(PLAIN),) * B)
+            return Drafts(root_alone(seen.root), (Drafted(PLAIN),) * B)
         if self.remembers:
             cache.catch_up(drafter)
             cache.remembered = seen.root_position
         if self.draws:
             drawn, cache.memory = drafter.draw(cache.memory, seen, shape, keys, self.sampling)
-            return Drafts(drawn.tree, (RowDrafts(shape, drawn=True),) * B, drawn.log_probs)
+            return Drafts(drawn.tree, (Drafted(shape, drawn=True),) * B, drawn.log_probs)
         asked, V = drafter.drafted(shape), self.target.vocab_size
         draws = shared_draws(keys, seen.root_position + 1, rows, asked.length, V)
         noise = None
@@ -205,7 +205,7 @@ class Decoder:
         else:
             beams = final_candidates(beams) if self.prefixes == "final" else beams
             tree = pack_beam(beams, shape.nodes)
-        return Drafts(tree, (RowDrafts(shape),) * B, beams=beams, noise=noise)
+        return Drafts(tree, (Drafted(shape),) * B, beams=beams, noise=noise)
 
     @property
     def draws(self) -> bool:

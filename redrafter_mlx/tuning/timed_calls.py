@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from redrafter_mlx.autotune.timings import SHORT_CONTEXT
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.interface import Drafter, Seen
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
-from redrafter_mlx.target.kv_cache import TreeCache
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.kv_cache import TreeCache
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.tuning.timings import SHORT_CONTEXT
 
 Call = Callable[[], Sequence[mx.array]]
 

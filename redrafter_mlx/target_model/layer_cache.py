@@ -9,8 +9,8 @@ import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
 
 from redrafter_mlx.speculation.constants import iota, is_root
-from redrafter_mlx.target.cache_slots import with_capacity, write_slots
-from redrafter_mlx.target.masks import windowed
+from redrafter_mlx.target_model.cache_slots import with_capacity, write_slots
+from redrafter_mlx.target_model.masks import windowed
 
 
 class AttentionCache(Protocol):

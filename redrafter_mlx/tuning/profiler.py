@@ -17,7 +17,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from redrafter_mlx.autotune.cost_model import (
+from redrafter_mlx.config import BeamShape
+from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.runtime.blas import BLAS
+from redrafter_mlx.target_model.kv_cache import TreeCache
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.tuning.cost_model import (
     BATCH_LENGTHS,
     BATCH_ROWS,
     BATCHES,
@@ -27,26 +32,21 @@ from redrafter_mlx.autotune.cost_model import (
     MOST_NODES,
     ROWS,
 )
-from redrafter_mlx.autotune.overheads import measure_overheads
-from redrafter_mlx.autotune.timed_calls import (
+from redrafter_mlx.tuning.overheads import measure_overheads
+from redrafter_mlx.tuning.timed_calls import (
     Call,
     drafting_call,
     next_seconds,
     seconds_of,
     verification_call,
 )
-from redrafter_mlx.autotune.timings import (
+from redrafter_mlx.tuning.timings import (
     LONG_CONTEXT,
     SHORT_CONTEXT,
     Case,
     Timings,
     raise_overheads,
 )
-from redrafter_mlx.config import BeamShape
-from redrafter_mlx.drafting.interface import Drafter
-from redrafter_mlx.runtime.blas import BLAS
-from redrafter_mlx.target.kv_cache import TreeCache
-from redrafter_mlx.target.model import Target
 
 SHARE = 0.02
 """Share of the answers' time that measuring may take."""

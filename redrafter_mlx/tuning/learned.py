@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
-from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
-from redrafter_mlx.autotune.step_times import StepTimes
-from redrafter_mlx.autotune.timings import Setup
 from redrafter_mlx.config import AcceptMethod
 from redrafter_mlx.runtime.atomic_write import write_private_text
 from redrafter_mlx.runtime.paths import cache_dir
+from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
+from redrafter_mlx.tuning.step_times import StepTimes
+from redrafter_mlx.tuning.timings import Setup
 
 
 @dataclass

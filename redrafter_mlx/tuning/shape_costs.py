@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from redrafter_mlx.autotune.acceptance import Array
-from redrafter_mlx.autotune.cost_model import CostModel
-from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import PLAIN, BeamShape
+from redrafter_mlx.tuning.acceptance import Array
+from redrafter_mlx.tuning.cost_model import CostModel
+from redrafter_mlx.tuning.step_times import StepTimes
 
 Mask = NDArray[np.bool_]
 

@@ -16,8 +16,8 @@ import mlx.core as mx
 from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.speculation.constants import iota
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target.cache_slots import concatenate_padded, round_up
-from redrafter_mlx.target.layer_cache import (
+from redrafter_mlx.target_model.cache_slots import concatenate_padded, round_up
+from redrafter_mlx.target_model.layer_cache import (
     LayerBuffers,
     LayerCache,
     NextCall,
@@ -25,7 +25,7 @@ from redrafter_mlx.target.layer_cache import (
     PromptSpan,
     TreePlan,
 )
-from redrafter_mlx.target.masks import attention_mask, chain_mask
+from redrafter_mlx.target_model.masks import attention_mask, chain_mask
 
 CAPACITY_STEP = 256
 """Buffers grow in steps of this many slots, so that they are rarely copied."""

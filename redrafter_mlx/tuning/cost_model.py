@@ -18,8 +18,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from redrafter_mlx.autotune.timings import LONG_CONTEXT, SHORT_CONTEXT, Setup, Timings
 from redrafter_mlx.config import PLAIN, BeamShape
+from redrafter_mlx.tuning.timings import LONG_CONTEXT, SHORT_CONTEXT, Setup, Timings
 
 ROWS = (*range(1, 18), 20, 24, 28, 32)
 LONG_ROWS = (1, 8, 16, 32)

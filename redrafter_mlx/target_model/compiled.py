@@ -17,9 +17,9 @@ from typing import Generic, ParamSpec, TypeAlias, TypeVar
 
 import mlx.core as mx
 
-from redrafter_mlx.target.kv_cache import TreeCache
-from redrafter_mlx.target.layer_cache import LayerBuffers, TreePlan
-from redrafter_mlx.target.linear import LinearView, prepare
+from redrafter_mlx.target_model.kv_cache import TreeCache
+from redrafter_mlx.target_model.layer_cache import LayerBuffers, TreePlan
+from redrafter_mlx.target_model.linear import LinearView, prepare
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

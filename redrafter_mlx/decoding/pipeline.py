@@ -6,27 +6,28 @@ another from one step to the next; the plain loop, which waits, is the reference
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections import abc
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 import mlx.core as mx
 
 from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.decoding.copies import CopyPlan
-from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.decoding.row import BatchShapes, Row
+from redrafter_mlx.decoding.proposal import Policy, Proposal
 from redrafter_mlx.decoding.rows import join_states, take_states, with_copies
+from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.decoding.sequence_cache import SequenceCache, SequenceSnapshot
 from redrafter_mlx.decoding.state import DecodeState, Drafts
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.decoding.step_clock import Order, StepClock
-from redrafter_mlx.decoding.step_result import StepOutput, StepResult, read_report
+from redrafter_mlx.decoding.step_result import StepOutput, read_report
 from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.response import StepResult
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target.cache_slots import round_up
-from redrafter_mlx.target.kv_cache import CAPACITY_STEP, SPARE_STEP, planned_capacity
+from redrafter_mlx.target_model.cache_slots import round_up
+from redrafter_mlx.target_model.kv_cache import CAPACITY_STEP, SPARE_STEP, planned_capacity
 
 _CLEAR_EVERY = 256
 """Number of steps after which unused memory is returned to the system, as in mlx-lm's loop."""
@@ -39,8 +40,8 @@ class Advanced(NamedTuple):
     ended:   rows that have left the batch, with their caches, ready to be kept
     """
 
-    results: dict[Row, StepResult]
-    ended: list[tuple[Row, SequenceCache]]
+    results: dict[Sequence, StepResult]
+    ended: list[tuple[Sequence, SequenceCache]]
 
 
 class _Part(NamedTuple):
@@ -49,7 +50,7 @@ class _Part(NamedTuple):
     unread: maximum number of tokens that those results add to the committed text
     """
 
-    rows: list[Row]
+    rows: list[Sequence]
     state: DecodeState
     output: StepOutput
     unread: int
@@ -58,16 +59,16 @@ class _Part(NamedTuple):
 class _Next(NamedTuple):
     """The next step of some rows, built but not submitted, and the trees that it verifies."""
 
-    rows: list[Row]
+    rows: list[Sequence]
     verified: TokenTree
     state: DecodeState
     output: StepOutput
 
 
-class Batch:
+class Pipeline:
     """Sequences that are decoded together, step by step."""
 
-    def __init__(self, decoder: Decoder, shapes: BatchShapes) -> None:
+    def __init__(self, decoder: Decoder, shapes: Policy) -> None:
         self._decoder, self._shapes = decoder, shapes
         self._parts: list[_Part] = []
         self._shape = PLAIN  # the latest choice
@@ -76,7 +77,7 @@ class Batch:
         self._steps = 0
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Sequence]:
         """The sequences in the batch, the newest last."""
         return [row for part in self._parts for row in part.rows if not row.left]
 
@@ -95,7 +96,7 @@ class Batch:
         total = sum(counts) * max([*held, *needed], default=0)
         return total - sum(n * T for n, T in zip(counts, held, strict=True))
 
-    def first_shape(self, row: Row, size: int) -> BeamShape:
+    def first_shape(self, row: Sequence, size: int) -> BeamShape:
         """Return the shape of a joining row's first drafts.
 
         An empty batch chooses it once, for `size` rows like this one, whose prompts are read
@@ -103,17 +104,17 @@ class Batch:
         """
         if not (self._parts or self._awaited):
             self._awaited = True
-            self._shape = self._shapes.next_shape([row] * size)
+            self._shape = self._shapes.propose([row] * size).shape
         return self._shape
 
-    def join(self, row: Row, state: DecodeState, output: StepOutput) -> None:
+    def join(self, row: Sequence, state: DecodeState, output: StepOutput) -> None:
         """Add a sequence, which takes part from the next step on, with its prompt's results."""
         submit_verification(state, output)
         submit_drafting(state)
         self._awaited = False
         self._parts.append(_Part([row], state, output, 0))
 
-    def abandon(self) -> list[Row]:
+    def abandon(self) -> list[Sequence]:
         """Drop all rows, whose state is lost because `advance` has failed; return them."""
         rows, self._parts = self.rows, []
         self._clock.skip()
@@ -125,7 +126,7 @@ class Batch:
 
     def advance(self) -> Advanced:
         """Read what every row has emitted, and submit the next step of the rows that continue."""
-        shape = self._shape = self._shapes.next_shape(self.rows)
+        shape = self._shape = self._shapes.propose(self.rows).shape
         order, slow = self._order(), self._decoder.target.slow_calls
         stepped = [row for row in self.rows if not row.fresh]
         drafted = [part.state.drafts for part in self._parts]
@@ -170,14 +171,14 @@ class Batch:
             return Order.WAIT
         if not state.drafts.plain:
             return Order.BUILD_AHEAD
-        if all(row.copied for row in output.rows):
+        if all(made.from_host for made in output.rows):
             return Order.WAIT
         certain = unread <= 1 and not any(row.ends_next() for row in rows)
         if certain and self._stays_plain(rows):
             return Order.SUBMIT_AHEAD
         return Order.BUILD_AHEAD
 
-    def _stays_plain(self, rows: Sequence[Row]) -> bool:
+    def _stays_plain(self, rows: abc.Sequence[Sequence]) -> bool:
         """Whether a plain tree of these rows can be submitted before reading.
 
         Not where the tokens that are still unread may complete an n-gram whose copy may pay.
@@ -185,7 +186,7 @@ class Batch:
         if not self._decoder.target.submits_ahead or self._decoder.remembers:
             return False
         constrained = any(row.constraint is not None for row in rows)
-        return not constrained and not self._shapes.may_copy(rows)
+        return not constrained and not self._shapes.may_revise(rows)
 
     def _ahead(self, shape: BeamShape) -> _Next:
         """Build the next step before the last results are read."""
@@ -196,9 +197,9 @@ class Batch:
     def _after_reading(
         self,
         shape: BeamShape,
-        results: Mapping[Row, StepResult],
+        results: Mapping[Sequence, StepResult],
         built: tuple[SequenceSnapshot, _Next] | None = None,
-    ) -> tuple[_Next | None, list[tuple[Row, SequenceCache]]]:
+    ) -> tuple[_Next | None, list[tuple[Sequence, SequenceCache]]]:
         """Return the next step, None if no row continues, and the rows that have ended.
 
         `built` is the one that was built ahead, and the cache before it. It is dropped where the
@@ -214,7 +215,7 @@ class Batch:
         ended = _caches_of_ended(self._parts, self._decoder.drafter)
         return self._build(shape, plans, results), ended
 
-    def _ended_after_submitting(self) -> list[tuple[Row, SequenceCache]]:
+    def _ended_after_submitting(self) -> list[tuple[Sequence, SequenceCache]]:
         """Return the rows that have ended, although the step that was submitted holds them."""
         ended = _caches_of_ended(self._parts, self._decoder.drafter)
         for row, _ in ended:
@@ -231,7 +232,10 @@ class Batch:
             self.skip_timing()
 
     def _build(
-        self, shape: BeamShape, plans: Mapping[Row, CopyPlan], results: Mapping[Row, StepResult]
+        self,
+        shape: BeamShape,
+        plans: Mapping[Sequence, Proposal],
+        results: Mapping[Sequence, StepResult],
     ) -> _Next | None:
         """Build the next step of the rows that continue, after reading; None if none continues."""
         rows, states = self._continuing(plans, results)
@@ -244,7 +248,7 @@ class Batch:
         following = self._decoder.step(state, _committed(rows), shape, constraints)
         return _Next(rows, state.drafts.tree, *following)
 
-    def _submit_waiting(self, following: _Next | None, drafted: Sequence[Drafts]) -> None:
+    def _submit_waiting(self, following: _Next | None, drafted: abc.Sequence[Drafts]) -> None:
         """Submit the next step after reading, or none; `drafted` as in `_submit`.
 
         A plain step that could have been submitted before is timed from now on, and without the
@@ -260,7 +264,7 @@ class Batch:
         self._submit(following, drafted, alone=early and not following.state.drafts.plain)
 
     def _submit(
-        self, following: _Next, drafted: Sequence[Drafts] = (), *, alone: bool = False
+        self, following: _Next, drafted: abc.Sequence[Drafts] = (), *, alone: bool = False
     ) -> None:
         """Submit the next step of all rows.
 
@@ -279,28 +283,28 @@ class Batch:
         if self._steps % _CLEAR_EVERY == 0:
             mx.clear_cache()
 
-    def _read(self, parts: Sequence[_Part], order: Order) -> dict[Row, StepResult]:
+    def _read(self, parts: abc.Sequence[_Part], order: Order) -> dict[Sequence, StepResult]:
         """Read what every row has emitted, and pass it to the rows that are not done."""
-        results, seconds = {}, math.nan
+        results, seconds = {}, None
         for part in parts:
             read = read_report(part.output)
             if part is parts[0]:  # the rows of the others have joined
                 seconds = self._clock.read(order)
                 if any(row.done for row in part.rows):
-                    seconds = math.nan  # it would be taken for a step of fewer rows
+                    seconds = None  # it would be taken for a step of fewer rows
             for row, result in zip(part.rows, read, strict=True):
                 if row.done:
                     continue
-                results[row] = replace(result, seconds=math.nan if row.fresh else seconds)
+                results[row] = replace(result, seconds=None if row.fresh else seconds)
                 row.done = row.finished(results[row])
                 # The prompt's result commits no token: it emits the root of the first tree.
                 row.committed += 0 if row.fresh else len(result.tokens)
                 row.fresh = False
-                if row.text_index is not None:
-                    row.text_index.extend(result.tokens)
+                if row.ngrams is not None:
+                    row.ngrams.extend(result.tokens)
         return results
 
-    def _plan_copies(self) -> dict[Row, CopyPlan]:
+    def _plan_copies(self) -> dict[Sequence, Proposal]:
         """Plan the copies to verify next, for the rows that have any."""
         continuing = [
             (row, drafts)
@@ -311,15 +315,14 @@ class Batch:
         if not continuing:
             return {}
         rows, drafts = zip(*continuing, strict=True)
-        shapes, drawn = [d.shape for d in drafts], [d.drawn for d in drafts]
-        plans = self._shapes.plan_copies(rows, shapes, drawn)
+        plans = self._shapes.revise(rows, drafts)
         return {row: plan for row, plan in zip(rows, plans, strict=True) if plan is not None}
 
     def _continuing(
-        self, plans: Mapping[Row, CopyPlan], results: Mapping[Row, StepResult]
-    ) -> tuple[list[Row], list[DecodeState]]:
+        self, plans: Mapping[Sequence, Proposal], results: Mapping[Sequence, StepResult]
+    ) -> tuple[list[Sequence], list[DecodeState]]:
         """Return the rows that are not done and their states, with the planned copies."""
-        rows: list[Row] = []
+        rows: list[Sequence] = []
         states, drafter = [], self._decoder.drafter
         for part in self._parts:
             kept = [b for b, row in enumerate(part.rows) if not row.done]
@@ -348,7 +351,7 @@ def submit_verification(state: DecodeState, output: StepOutput) -> None:
     mx.async_eval(output.report, state.length, *history, *state.cache.target.buffers)
 
 
-def submit_drafting(state: DecodeState, drafted: Sequence[Drafts] = ()) -> None:
+def submit_drafting(state: DecodeState, drafted: abc.Sequence[Drafts] = ()) -> None:
     """Start computing the drafts for the next step, after what the host will read.
 
     `drafted` are the previous step's drafts, from a drafter that remembers. Such a drafter writes
@@ -361,14 +364,14 @@ def submit_drafting(state: DecodeState, drafted: Sequence[Drafts] = ()) -> None:
     mx.async_eval(*state.drafts.tree.arrays, *log_probs, *state.cache.of_drafter)
 
 
-def _committed(rows: Sequence[Row]) -> int:
+def _committed(rows: abc.Sequence[Sequence]) -> int:
     """Return the largest number of tokens that a row has in the cache."""
     return max(row.committed for row in rows)
 
 
 def _caches_of_ended(
-    parts: Sequence[_Part], drafter: Drafter | None
-) -> list[tuple[Row, SequenceCache]]:
+    parts: abc.Sequence[_Part], drafter: Drafter | None
+) -> list[tuple[Sequence, SequenceCache]]:
     """Return the rows that are done, each with a cache for it alone.
 
     Copies are computed at once: until then they would hold the buffers of the whole batch.

@@ -18,8 +18,8 @@ from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.device import chip_name, dtype_name, system_name
 from redrafter_mlx.runtime.launched import launch_name
 from redrafter_mlx.runtime.paths import cache_dir
-from redrafter_mlx.target.fingerprint import shapes_hash
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.fingerprint import shapes_hash
+from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.version import __version__
 
 SHORT_CONTEXT, LONG_CONTEXT = 128, 2048

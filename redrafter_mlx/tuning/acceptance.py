@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from redrafter_mlx.autotune.copies.statistics import CopyStatistics
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.decoding.step_result import StepResult
+from redrafter_mlx.response import StepResult
+from redrafter_mlx.tuning.copies.statistics import CopyStatistics
 
 Array = NDArray[np.float64]
 

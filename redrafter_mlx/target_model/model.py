@@ -22,7 +22,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from redrafter_mlx.errors import MismatchError
 from redrafter_mlx.runtime.process import ModelLock
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target.adapter import (
+from redrafter_mlx.target_model.adapter import (
     check_cache,
     find_backbone,
     find_embedding,
@@ -37,9 +37,9 @@ from redrafter_mlx.target.adapter import (
     with_node_positions,
     without_head,
 )
-from redrafter_mlx.target.compiled import TreeCall
-from redrafter_mlx.target.kv_cache import TreeCache
-from redrafter_mlx.target.row_masks import (
+from redrafter_mlx.target_model.compiled import TreeCall
+from redrafter_mlx.target_model.kv_cache import TreeCache
+from redrafter_mlx.target_model.row_masks import (
     Backbone,
     takes_row_masks,
     with_caches_of,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from redrafter_mlx.autotune.candidates import LENGTHS
-from redrafter_mlx.autotune.cost_model import LEVEL_COST, CostModel
 from redrafter_mlx.config import PLAIN
+from redrafter_mlx.tuning.candidates import LENGTHS
+from redrafter_mlx.tuning.cost_model import LEVEL_COST, CostModel
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TypeVar
 
+from redrafter_mlx.drafting.continuation import Continuation
 from redrafter_mlx.errors import BadInputError
 
 BESIDE_A_DRAFTER = 3
@@ -57,31 +58,7 @@ class Lookup:
     second: float = 0.35
 
 
-class Copy(NamedTuple):
-    """One candidate: what followed an earlier occurrence of the text's last tokens.
-
-    tokens:    the drafts after the root
-    log_probs: of the same prefixes, cumulative
-    matched:   match length, up to the length that is compared
-    """
-
-    tokens: tuple[int, ...]
-    log_probs: tuple[float, ...]
-    matched: int = 0
-
-    @property
-    def expected(self) -> float:
-        """Expected number of accepted drafts."""
-        return sum(math.exp(p) for p in self.log_probs)
-
-
-class CopySource(Protocol):
-    """A source of copies of the text so far, see `TextIndex.copies`."""
-
-    def copies(self, width: int, length: int) -> list[Copy]: ...
-
-
-class TextIndex:
+class NgramIndex:
     """The text of one sequence, with an index of its n-grams.
 
     tokens: the text so far
@@ -115,8 +92,8 @@ class TextIndex:
                 self._hits[length - 1] += self.tokens[position + 1] == token
             self._append(token)
 
-    def next_copy(self, length: int) -> Copy | None:
-        """Return the copy of the longest match that the next token can complete; None if none can.
+    def next_continuation(self, length: int) -> Continuation | None:
+        """Return the continuation of the longest match that the next token can complete, if any.
 
         Its `length` drafts are not known yet, and 0.
         """
@@ -125,9 +102,9 @@ class TextIndex:
             matched = min(best[1] + 1, len(self._trials))
         elif len(self.tokens) < matched - 1 or self._last(matched - 1) not in self._followed:
             return None
-        return Copy((0,) * length, self._log_probs(matched, length), matched)
+        return Continuation((0,) * length, self._log_probs(matched, length), matched)
 
-    def copies(self, width: int, length: int) -> list[Copy]:
+    def continuations(self, width: int, length: int) -> list[Continuation]:
         """Return up to `width` candidates of `length` drafts, the best first.
 
         Longer matches come first, and among equally long ones the latest. Matches with the same
@@ -136,7 +113,7 @@ class TextIndex:
         found = []
         for number, (position, matched) in enumerate(self._matches(width, length)):
             log_probs = self._log_probs(matched, length, number * math.log(self._lookup.second))
-            found.append(Copy(tuple(self._after(position, length)), log_probs, matched))
+            found.append(Continuation(tuple(self._after(position, length)), log_probs, matched))
         return found
 
     def _log_probs(self, matched: int, length: int, before: float = 0.0) -> tuple[float, ...]:

@@ -13,8 +13,8 @@ from redrafter_mlx.runtime.device import dtype_name, float32_is_exact
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.sampling import log_softmax
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
-from redrafter_mlx.target.adapter import unsupported, unsupported_if_failing
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.adapter import unsupported, unsupported_if_failing
+from redrafter_mlx.target_model.model import Target
 
 _NOISE_FACTOR = 4.0
 """Errors up to this multiple of the noise are treated as rounding: three texts show only part of

@@ -17,10 +17,10 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.runtime.device import backend
-from redrafter_mlx.target.fast_functions import with_fast_functions
-from redrafter_mlx.target.layer_cache import AttentionCache
-from redrafter_mlx.target.linear import LinearView
-from redrafter_mlx.target.rotary import Rotations
+from redrafter_mlx.target_model.fast_functions import with_fast_functions
+from redrafter_mlx.target_model.layer_cache import AttentionCache
+from redrafter_mlx.target_model.linear import LinearView
+from redrafter_mlx.target_model.rotary import Rotations
 
 _BACKBONE_NAMES = ("model", "transformer", "backbone")
 _HEAD_NAMES = ("lm_head", "output", "head")

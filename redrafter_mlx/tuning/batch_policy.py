@@ -15,22 +15,21 @@ Everything here is arithmetic on the host with the reports of earlier steps.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import Counter, abc, deque
 
 import numpy as np
 
-from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
-from redrafter_mlx.autotune.candidates import candidates
-from redrafter_mlx.autotune.copies.policy import CopyPolicy, ShapeInUse
-from redrafter_mlx.autotune.cost_model import CostModel
-from redrafter_mlx.autotune.probe_budget import ProbeBudget
-from redrafter_mlx.autotune.shape_costs import ShapeCosts
-from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.decoding.copies import CopyPlan
-from redrafter_mlx.decoding.row import Row
-from redrafter_mlx.decoding.step_result import StepResult
+from redrafter_mlx.decoding.proposal import Drafted, Proposal
+from redrafter_mlx.decoding.sequence import Sequence
+from redrafter_mlx.response import StepResult
+from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
+from redrafter_mlx.tuning.candidates import candidates
+from redrafter_mlx.tuning.copies.policy import CopyPolicy, ShapeInUse
+from redrafter_mlx.tuning.cost_model import CostModel
+from redrafter_mlx.tuning.probe_budget import ProbeBudget
+from redrafter_mlx.tuning.shape_costs import ShapeCosts
+from redrafter_mlx.tuning.step_times import StepTimes
 
 _MARGIN = 0.01
 """Minimum relative gain for which another shape replaces the current one: less is noise."""
@@ -99,8 +98,11 @@ class BatchPolicy:
         """Give copies that were given up another chance, for the text of an answer that joins."""
         self._copies.begin_answer()
 
-    def next_shape(self, rows: Sequence[Row]) -> BeamShape:
-        """Return the shape to draft with, the same for all rows."""
+    def propose(self, rows: abc.Sequence[Sequence]) -> Proposal:
+        """Return what to draft, the same for all rows."""
+        return Proposal(self._next_shape(rows))
+
+    def _next_shape(self, rows: abc.Sequence[Sequence]) -> BeamShape:
         self._look_up_costs(max(row.committed for row in rows), len(rows))
         if self._stale:
             self._choose()
@@ -118,27 +120,27 @@ class BatchPolicy:
         self._probes.append(self.shapes[self._probed])
         return self._probes[-1]
 
-    def plan_copies(
-        self, rows: Sequence[Row], drafted: Sequence[BeamShape], drawn: Sequence[bool]
-    ) -> list[CopyPlan | None]:
+    def revise(
+        self, rows: abc.Sequence[Sequence], drafted: abc.Sequence[Drafted]
+    ) -> list[Proposal | None]:
         """Return the copies that gain most time over the trees as they were drafted."""
-        return self._copies.plan(rows, drafted, drawn, self._in_use, self._expected)
+        return self._copies.plan(rows, drafted, self._in_use, self._expected)
 
-    def may_copy(self, rows: Sequence[Row]) -> bool:
+    def may_revise(self, rows: abc.Sequence[Sequence]) -> bool:
         """Whether copies may be found in the next tokens, so that steps have to wait for those."""
-        return self._copies.may_copy(rows, self._in_use)
+        return self._copies.may_revise(rows, self._in_use)
 
-    def learn(self, rows: Sequence[Row], steps: Sequence[StepResult]) -> None:
+    def learn(self, rows: abc.Sequence[Sequence], steps: abc.Sequence[StepResult]) -> None:
         """Record the results of a step, which may come some steps late."""
         if not rows:
             return
-        share = sum(not row.learns for row in rows) / len(rows)
+        share = sum(row.biased for row in rows) / len(rows)
         self._stale = self._stale or share != self._biased_share
         self._biased_share = share
-        if not math.isnan(steps[0].seconds):
-            self.seconds += steps[0].seconds
+        if (seconds := steps[0].seconds) is not None:
+            self.seconds += seconds
             self.steps += 1
-        if any(step.copied for step in steps):
+        if any(step.from_host for step in steps):
             self._copies.learn(rows, steps)
         else:
             self._learn_times(steps)
@@ -146,7 +148,7 @@ class BatchPolicy:
             drafts = [
                 step
                 for row, step in zip(rows, steps, strict=True)
-                if row.learns != biased and not step.copied and step.shape.length > 1
+                if row.biased == biased and not step.from_host and step.shape.length > 1
             ]
             if drafts:
                 self.acceptance.of(biased=biased).learn(*drafts)
@@ -159,11 +161,11 @@ class BatchPolicy:
         pairs = zip(self._tokens.tolist(), self._costs.seconds.tolist(), strict=True)
         return {s: (n, n / seconds) for s, (n, seconds) in zip(self.shapes, pairs, strict=True)}
 
-    def _learn_times(self, steps: Sequence[StepResult]) -> None:
+    def _learn_times(self, steps: abc.Sequence[StepResult]) -> None:
         """Record the time of a step without copies, and its gain if it was a probe."""
         batch = len(steps)
         largest = max(steps, key=lambda step: step.shape.nodes)
-        shape, nodes, seconds = largest.shape, largest.query_rows, largest.seconds
+        shape, nodes, seconds = largest.shape, largest.query_rows, largest.seconds or math.nan
         overpaid = self._overpaid(shape, seconds / self._times.of(batch).slowness())
         self._times.of(batch).learn(nodes, self._costs.predicted(shape, batch), seconds)
         self._stale = self._costs.correct() or self._stale

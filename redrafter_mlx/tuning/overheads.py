@@ -7,17 +7,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
 
-from redrafter_mlx.autotune.cost_model import OVERHEADS
-from redrafter_mlx.autotune.timed_calls import Call, next_seconds
-from redrafter_mlx.autotune.timings import SHORT_CONTEXT, Case
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.single import decode
-from redrafter_mlx.decoding.step_result import StepResult
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.response import StepResult
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.speculation.sampling import sequence_keys
-from redrafter_mlx.target.model import Target
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.tuning.cost_model import OVERHEADS
+from redrafter_mlx.tuning.timed_calls import Call, next_seconds
+from redrafter_mlx.tuning.timings import SHORT_CONTEXT, Case
 
 _STEPS = 6
 """Number of steps that are compared with their parts."""

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from redrafter_mlx.autotune.copies.statistics import LONG_MATCH, CopyStatistics
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.decoding.copies import CopyPlan
-from redrafter_mlx.drafting.prompt_lookup import Copy
+from redrafter_mlx.decoding.proposal import Proposal
+from redrafter_mlx.drafting.continuation import Continuation
+from redrafter_mlx.tuning.copies.statistics import LONG_MATCH, CopyStatistics
 
 _COPY_LENGTHS = (1, 3, 7, 15, 31)
 """Numbers of copied drafts; few, because each row count needs its own compiled graph."""
@@ -37,7 +37,7 @@ class Drafted(NamedTuple):
     tokens:   expected tokens of the tree as it was drafted
     """
 
-    match: Copy | None
+    match: Continuation | None
     shape: BeamShape
     branches: Sequence[float]
     tokens: float
@@ -51,7 +51,7 @@ class CopyTree(NamedTuple):
     holds:  the chance that the copy is accepted in full, 0 without a copy
     """
 
-    plan: CopyPlan | None
+    plan: Proposal | None
     shape: BeamShape
     tokens: float
     holds: float = 0.0
@@ -104,7 +104,7 @@ def _with_copy(row: Drafted, longest: int, joined: bool, statistics: CopyStatist
     count = max((n for n in _COPY_LENGTHS if n <= most), default=0)
     if row.match is None or count == 0:
         return CopyTree(None, row.shape, row.tokens)
-    copy = Copy(row.match.tokens[:count], row.match.log_probs[:count], row.match.matched)
+    copy = Continuation(row.match.tokens[:count], row.match.log_probs[:count], row.match.matched)
     trust = statistics.trust(copy.matched)
     holds = [trust * math.exp(p) for p in copy.log_probs]
     joined = joined and bool(row.branches)
@@ -113,10 +113,10 @@ def _with_copy(row: Drafted, longest: int, joined: bool, statistics: CopyStatist
         W, L, N = row.shape.width, row.shape.length, row.shape.nodes
         shape = BeamShape(W + 1, max(L, count + 1), N + count)
     tokens = 1 + _accepted(holds, row.branches if joined else ())
-    return CopyTree(CopyPlan([copy], shape, joined), shape, tokens, holds[-1])
+    return CopyTree(Proposal(shape, [copy], joined), shape, tokens, holds[-1])
 
 
-def _most_copied(copy: Copy | None) -> int:
+def _most_copied(copy: Continuation | None) -> int:
     """Return the number of drafts that may be copied from a match.
 
     From a match that is not long, at most twice its length, however well others were accepted.
