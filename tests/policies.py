@@ -22,10 +22,10 @@ class Alternating:
     def __init__(self, *shapes: BeamShape) -> None:
         self.shapes, self.step = shapes, 0
 
-    def propose(self, rows: abc.Sequence[Sequence]) -> BeamShape:
+    def propose(self, rows: abc.Sequence[Sequence]) -> Proposal:
         del rows
         self.step += 1
-        return self.shapes[self.step % len(self.shapes)]
+        return Proposal(self.shapes[self.step % len(self.shapes)])
 
     def revise(self, rows: abc.Sequence[Sequence], *_: object) -> list[Proposal | None]:
         return [None] * len(rows)
