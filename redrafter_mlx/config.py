@@ -16,10 +16,6 @@ DType = Literal["auto", "float16", "bfloat16", "float32"]
 
 AcceptMethod = Literal["greedy", "sample", "rejection", "typical"]
 
-Prefixes = Literal["all", "final", "separate"]
-"""Which prefixes of a beam search are verified: "all"; "final", as in the paper: those of its final
-candidates; "separate": its final candidates without merging, each with its own prefixes."""
-
 LEAST_TEMPERATURE = 1e-4
 """Lowest temperature that samples: log-probabilities divided by less swamp a draw's noise in
 float32, so that less is read as 0."""
@@ -143,12 +139,10 @@ class GenerationOptions(SamplingParams):
     `stop` strings end the answer before the string itself. Without `beam_width`, `beam_length` and
     `max_nodes` the shape is chosen step by step from costs and acceptance. If one of them is given,
     the shape is fixed for the answer, and the others are chosen to be fastest on this machine.
-    `draft=False` decodes plainly. `seed=None` draws a new seed. `prefixes="final"` is the paper's
-    packing, and "separate" packs nothing, for comparison: both need a fixed shape, and exclude
-    rejection, which draws its own tree. With `logprobs`, each response holds the log-probabilities
-    of its token. `cache_prompt=False` neither uses nor keeps the caches of earlier texts.
-    `thinking` tells a chat template that asks, such as Qwen3's, whether the model should reason
-    first; None leaves it to the template.
+    `draft=False` decodes plainly. `seed=None` draws a new seed. With `logprobs`, each response
+    holds the log-probabilities of its token. `cache_prompt=False` neither uses nor keeps the caches
+    of earlier texts. `thinking` tells a chat template that asks, such as Qwen3's, whether the model
+    should reason first; None leaves it to the template.
 
     Reproducibility: with `greedy` (which needs no seed) and `sample`, a seed gives the same text
     for every drafter and every shape, with drafts or without, because each draw belongs to a
@@ -167,7 +161,6 @@ class GenerationOptions(SamplingParams):
     beam_length: int | None = None
     max_nodes: int | None = None
     draft: bool = True
-    prefixes: Prefixes = "all"
     logprobs: bool = False
     cache_prompt: bool = True
     thinking: bool | None = None
@@ -195,21 +188,6 @@ class GenerationOptions(SamplingParams):
             1 if self.beam_length is None else self.beam_length,
             self.max_nodes,
         )
-        check_choice("prefixes", self.prefixes, Prefixes)
-        if self.prefixes != "all" and self.method == "rejection":
-            raise BadInputError(
-                f"prefixes is {self.prefixes!r}, and accept 'rejection', which draws a tree of its "
-                f"own; choose 'sample'"
-            )
-        if self.prefixes == "separate" and self.max_nodes is not None:
-            raise BadInputError(
-                "prefixes is 'separate', which leaves no node out; leave out max_nodes"
-            )
-        if self.prefixes != "all" and self.automatic:
-            raise BadInputError(
-                f"prefixes is {self.prefixes!r}, which needs a fixed shape; give beam_width and "
-                f"beam_length"
-            )
 
     @property
     def automatic(self) -> bool:

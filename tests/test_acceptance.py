@@ -211,12 +211,6 @@ def test_rejection_accepts_more_of_a_hot_targets_tokens_than_sampling() -> None:
         ({"accept": "rejection"}, "accept is 'rejection'.*temperature is 0"),
         ({"accept": "typical"}, "accept is 'typical'.*temperature is 0"),
         ({"accept": "typicle", "temperature": 1}, "accept is 'typicle'.*greedy"),
-        ({"prefixes": "last"}, "prefixes is 'last'"),
-        ({"prefixes": "final"}, "prefixes is 'final'.*beam_width"),
-        (
-            {"prefixes": "final", "beam_width": 2, "temperature": 1, "accept": "rejection"},
-            "prefixes is 'final'.*rejection",
-        ),
         ({"epsilon": 0}, "epsilon is 0"),
         ({"delta": 1.5}, "delta is 1.5"),
         ({"repetition_penalty": 0}, "repetition_penalty is 0"),

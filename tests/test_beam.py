@@ -8,13 +8,13 @@ import pytest
 import references
 from tiny import HIDDEN, VOCAB, random_drafter, random_model
 
+from redrafter_mlx.bench.measure.packing import final_candidates, pack_separately
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.recurrent import RecurrentDrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.beam_search import beam_search, top_k
-from redrafter_mlx.speculation.beams import Beams, final_candidates
+from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.sampling import log_softmax
-from redrafter_mlx.speculation.separate import pack_separately
 from redrafter_mlx.speculation.tree import pack_beam
 from redrafter_mlx.target_model.model import Target
 
@@ -117,7 +117,7 @@ def test_separate_candidates_are_branches_that_share_the_root_alone(ended: int) 
     lengths = [L - ended, L, L, L]
     for level in range(L - ended, L):
         beams.log_probs[0, 0, level] = -mx.inf
-    tree = pack_separately(beams)
+    tree = pack_separately(beams, W * (L - 1) + 1)
     valid, parents = tree.valid[0].tolist(), tree.parents[0].tolist()
     assert valid == sorted(valid, reverse=True)
     paths, tokens = [], tree.tokens[0].tolist()

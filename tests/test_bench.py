@@ -16,6 +16,7 @@ from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter
 
 from redrafter_mlx.bench.measure.answers import Answer, LinesFile, answers_file
 from redrafter_mlx.bench.measure.methods import Method, Runner, check_draft_model
+from redrafter_mlx.bench.measure.packing import Prefixes
 from redrafter_mlx.bench.measure.plan import Plan, Prepared, list_methods, measure
 from redrafter_mlx.bench.measure.questions import (
     MT_BENCH,
@@ -29,6 +30,7 @@ from redrafter_mlx.cli.ranges import parse_integers, parse_numbers, parse_words
 from redrafter_mlx.config import AcceptMethod
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.request import Request
 from redrafter_mlx.errors import BadInputError, DownloadError, MismatchError
 
 PROMPT = [5, 6, 7, 8]
@@ -170,6 +172,26 @@ def test_the_automatic_shape_beside_others_is_not_combined_with_prefixes_of_fixe
     ]  # fmt: skip
     with pytest.raises(BadInputError, match="fixed shape"):
         list_methods({None: [(None, None)]}, None, None, (0.0,), (), ("final",))
+
+
+def test_answers_of_several_packings_at_once_are_each_packed_in_their_own_way() -> None:
+    model = byte_model()
+    redrafter = Redrafter(model, byte_tokenizer(), random_drafter(seed=5, vocab_size=258))
+    methods = [Method("redrafter", 0, "greedy", 3, 4, prefixes=p) for p in get_args(Prefixes)]
+    requests = [method.request(redrafter, [3, 5, 7], 40, 0) for method in methods]
+
+    def verified(requests: list[Request]) -> list[list[int]]:
+        nodes: list[list[int]] = [[] for _ in requests]
+        for i, response in redrafter.respond_all(requests):
+            if response.step is not None:
+                nodes[i].append(response.step.nodes)
+        return nodes
+
+    alone = [verified([request])[0] for request in requests]
+    assert verified(requests) == alone
+    everything, final, separate = map(max, alone)
+    assert everything == separate == 3 * 3 + 1
+    assert min(alone[1]) < final
 
 
 def test_every_drafter_has_its_own_shapes() -> None:

@@ -96,7 +96,7 @@ def test_help_names_the_default_model() -> None:
 
 
 def test_every_option_of_an_answer_is_on_the_command_line_but_those_named_here() -> None:
-    library = {"logit_bias", "logprobs", "prefixes", "cache_prompt", "repetition_context"}
+    library = {"logit_bias", "logprobs", "cache_prompt", "repetition_context"}
     assert {*GENERATION} == {f.name for f in fields(GenerationOptions)} - library
 
 

@@ -11,6 +11,7 @@ import pytest
 from decoding import run
 from tiny import plain_tokens, random_drafter, random_model
 
+from redrafter_mlx.bench.measure.packing import PACKINGS
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding import pipeline
 from redrafter_mlx.decoding.single import decode
@@ -93,8 +94,8 @@ def test_tokens_equal_autoregression_with_the_papers_packing(shape: BeamShape) -
     drafter = random_drafter(seed=5, vocab_size=FEW).bind(target)
     want = plain_tokens(model, [3, 5, 7], 60)
     nodes = {}
-    for prefixes in ("all", "final", "separate"):
-        decoder = Decoder(target, drafter, shape, GREEDY, prefixes=prefixes)  # type: ignore[arg-type]
+    for prefixes, pack in PACKINGS.items():
+        decoder = Decoder(target, drafter, shape, GREEDY, pack=pack)
         emitted, results = run(decoder, [3, 5, 7], 60)
         assert emitted == want
         assert max(len(r.tokens) for r in results) > 2

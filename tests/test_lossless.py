@@ -18,7 +18,8 @@ from distributions import sampled_probs
 from test_sampling import chi_square, critical
 from tiny import random_drafter, random_model
 
-from redrafter_mlx.config import AcceptMethod, BeamShape, Prefixes, SamplingParams
+from redrafter_mlx.bench.measure.packing import pack_final, pack_separately
+from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
 from redrafter_mlx.decoding.copies import copy_beams, tree_of_copies
 from redrafter_mlx.decoding.proposal import Drafted
 from redrafter_mlx.decoding.state import Drafts
@@ -31,7 +32,7 @@ from redrafter_mlx.speculation.accept import Acceptance, up_to
 from redrafter_mlx.speculation.beam_search import Levels
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.speculation.sampling import TRIAL, sampled_log_probs, sequence_keys, uniform_at
-from redrafter_mlx.speculation.tree import TokenTree
+from redrafter_mlx.speculation.tree import Pack, TokenTree, pack_beam
 from redrafter_mlx.target_model import kv_cache
 from redrafter_mlx.target_model.model import Target
 
@@ -76,12 +77,12 @@ def drawn(
     batches: int,
     drafter: Drafter | None = None,
     vocabulary: int = V,
-    prefixes: Prefixes = "all",
+    pack: Pack = pack_beam,
 ) -> np.ndarray:
     """Return how often each sequence was decoded."""
     _, target = tiny_target(vocabulary)
     drafter = drafter or random_drafter(vocab_size=vocabulary).bind(target)
-    decoder = Decoder(target, drafter, shape, params, prefixes=prefixes)
+    decoder = Decoder(target, drafter, shape, params, pack=pack)
     counts = np.zeros((vocabulary,) * N_TOKENS)
     for batch in range(batches):
         keys = sequence_keys(batch, ROWS)
@@ -102,10 +103,10 @@ def fits(
     batches: int = 3,
     drafter: Drafter | None = None,
     vocabulary: int = V,
-    prefixes: Prefixes = "all",
+    pack: Pack = pack_beam,
 ) -> bool:
     """Whether the decoded sequences fit the exact joint distribution."""
-    counts = drawn(shape, params, batches, drafter, vocabulary, prefixes)
+    counts = drawn(shape, params, batches, drafter, vocabulary, pack)
     plain = SamplingParams(params.temperature, params.top_p, params.top_k, params.min_p)
     expected = exact_joint(plain, vocabulary) * counts.sum()
     statistic, freedom = chi_square(counts.ravel(), expected.ravel())
@@ -125,9 +126,9 @@ def test_lossless_methods_keep_the_targets_joint_distribution(
     assert fits(shape, SamplingParams(1.0, accept=accept))
 
 
-@pytest.mark.parametrize("prefixes", ["final", "separate"])
-def test_sampling_keeps_the_joint_distribution_with_other_packings(prefixes: Prefixes) -> None:
-    assert fits(BeamShape(3, 3), SamplingParams(1.0), prefixes=prefixes)
+@pytest.mark.parametrize("pack", [pack_final, pack_separately])
+def test_sampling_keeps_the_joint_distribution_with_other_packings(pack: Pack) -> None:
+    assert fits(BeamShape(3, 3), SamplingParams(1.0), pack=pack)
 
 
 @pytest.mark.parametrize("accept", ["sample", "rejection"])

@@ -11,7 +11,8 @@ import pytest
 import references
 from references import build_trie, kept_paths, packed_paths, prefixes, trie_paths
 
-from redrafter_mlx.speculation.beams import Beams, final_candidates, join_beams, lineages, owners
+from redrafter_mlx.bench.measure.packing import final_candidates
+from redrafter_mlx.speculation.beams import Beams, join_beams, lineages, owners
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 
 MARS, IS, A, RED, REDDISH, WHEN, DARK = 1, 2, 3, 4, 5, 6, 7

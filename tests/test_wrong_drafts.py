@@ -9,11 +9,14 @@ import mlx.core as mx
 import pytest
 from tiny import byte_model, byte_tokenizer
 
+from redrafter_mlx.bench.measure.packing import pack_final, pack_separately
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.request import Request
 from redrafter_mlx.speculation.beams import Beams
+from redrafter_mlx.speculation.tree import pack_beam
 
 VOCAB = 258
 PROMPT = [3, 5, 7, 3, 5, 7, 3]
@@ -24,8 +27,8 @@ OPTIONS: tuple[dict[str, object], ...] = (
     {"max_nodes": 6, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
     {"max_nodes": 3, "temperature": 0.9, "seed": 5, "presence_penalty": 0.5},
     {"temperature": 0.9, "seed": 3, "accept": "rejection"},
-    {"prefixes": "final", "max_nodes": 7},
-    {"prefixes": "separate"},
+    {"pack": pack_final, "max_nodes": 7},
+    {"pack": pack_separately},
 )
 
 Spoil = Callable[[mx.array, mx.array, mx.array], Beams]
@@ -131,8 +134,9 @@ def plain(engine: Redrafter) -> list[list[int]]:
 
 
 def answer(engine: Redrafter, prompt: list[int] = PROMPT, **options: object) -> list[int]:
-    found = engine.generate(prompt, raw=True, max_tokens=20, cache_prompt=False, **options)
-    return list(found.token_ids)
+    pack = options.pop("pack", pack_beam)
+    chosen = engine.chosen_options(None, {"max_tokens": 20, "cache_prompt": False, **options})
+    return [r.token for r in engine.respond(Request(tuple(prompt), chosen, pack=pack))]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -248,8 +248,8 @@ class BatchRunner:
         """Yield each token: its prompt's index, its id, and the target calls after the prompt's."""
         redrafter = self._redrafter(method)
         if method.ours:
-            options = method.options(max_tokens, seed)
-            for row, response in redrafter.batch(prompts, options=options):
+            requests = [method.request(redrafter, p, max_tokens, seed) for p in prompts]
+            for row, response in redrafter.respond_all(requests):
                 yield row, response.token, response.steps
         else:  # in the same thread as ours
             theirs = _mlx_lm_tokens(redrafter, method, prompts, max_tokens, seed)

@@ -19,8 +19,10 @@ import mlx.nn as nn
 from mlx_lm.generate import generation_stream, stream_generate
 from mlx_lm.sample_utils import make_sampler
 
-from redrafter_mlx.config import AcceptMethod, GenerationOptions, Prefixes
+from redrafter_mlx.bench.measure.packing import PACKINGS, Prefixes, check_prefixes
+from redrafter_mlx.config import AcceptMethod, GenerationOptions
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.request import Request
 from redrafter_mlx.errors import BadInputError, MismatchError
 from redrafter_mlx.response import StepResult
 
@@ -39,7 +41,8 @@ class Method:
     accept:       acceptance method; None if this is not our drafted decoding
     beam_width, beam_length: for `redrafter`; None leaves the choice to auto-tuning, or to the
                   default for this kind of machine if `automatic` is False
-    max_nodes, prefixes: as in GenerationOptions
+    max_nodes:    as in GenerationOptions
+    prefixes:     which prefixes of the drafted beams are verified
     epsilon, delta: for typical acceptance; None for its defaults, and for other methods
     draft_tokens: number of draft tokens of `mlx-lm speculative`
     """
@@ -87,16 +90,25 @@ class Method:
         return Method(BASELINE, self.temperature)
 
     def options(self, max_tokens: int, seed: int) -> GenerationOptions:
-        """Return the options for our own decoding loop."""
+        """Return the options for our own decoding loop; raises BadInputError if they conflict."""
         names = {field.name for field in fields(GenerationOptions)} & vars(self).keys()
         chosen = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return GenerationOptions(
+        options = GenerationOptions(
             **chosen,
             max_tokens=max_tokens,
             seed=seed,
             draft=self.name == "redrafter",
             cache_prompt=False,
         )
+        check_prefixes(self.prefixes, options)
+        return options
+
+    def request(
+        self, redrafter: Redrafter, prompt: Sequence[int], max_tokens: int, seed: int
+    ) -> Request:
+        """Return the request for an answer of our own decoding loop."""
+        options = redrafter.chosen_options(self.options(max_tokens, seed), {})
+        return Request(tuple(redrafter.encode(prompt)), options, pack=PACKINGS[self.prefixes])
 
 
 class Token(NamedTuple):
@@ -167,6 +179,11 @@ class Runner:
             redrafter.chosen_options(method.options(max_tokens, 0), {})
             if method.name == "redrafter" and redrafter.drafting is None:
                 raise BadInputError(redrafter.drafter_note or "there is no drafter to measure")
+            tree = None if redrafter.drafter is None else redrafter.drafter.tree
+            if method.prefixes != "all" and tree is not None:
+                raise BadInputError(
+                    f"prefixes is {method.prefixes!r}; every node of {tree} is verified"
+                )
 
     def run(self, method: Method, prompt: list[int], max_tokens: int, seed: int) -> Run:
         """Answer `prompt` once; the same method with the same seed gives the same answer."""
@@ -199,8 +216,8 @@ class Runner:
         self, method: Method, prompt: list[int], max_tokens: int, seed: int
     ) -> Generator[Token, None, None]:
         if method.ours:
-            options = method.options(max_tokens, seed)
-            for response in self.redrafter(method).stream(prompt, options=options):
+            redrafter = self.redrafter(method)
+            for response in redrafter.respond(method.request(redrafter, prompt, max_tokens, seed)):
                 yield Token(response.token, response.text, response.steps, response.step)
         else:  # in the same thread as ours
             theirs = self._mlx_lm_tokens(method, prompt, max_tokens, seed)

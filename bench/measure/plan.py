@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from redrafter_mlx.bench.measure.answers import Answer
 from redrafter_mlx.bench.measure.methods import Method, Runner
+from redrafter_mlx.bench.measure.packing import Prefixes
 from redrafter_mlx.bench.measure.questions import Question
-from redrafter_mlx.config import AcceptMethod, Prefixes, check_int, check_number
+from redrafter_mlx.config import AcceptMethod, check_int, check_number
 from redrafter_mlx.errors import BadInputError
 
 

@@ -21,7 +21,6 @@ from redrafter_mlx.cli.ranges import each_once, parse_integers, parse_numbers, p
 from redrafter_mlx.config import (
     AcceptMethod,
     DType,
-    Prefixes,
     SamplingParams,
     check_choice,
     check_quantize,
@@ -191,6 +190,7 @@ class BenchOptions:
 
     def methods(self, drafters: Sequence[str | None]) -> list[Method]:
         """List the methods to measure: each drafter with each combination of width and length."""
+        from redrafter_mlx.bench.measure.packing import Prefixes
         from redrafter_mlx.bench.measure.plan import list_methods
 
         shapes = [(w, length) for w in self.widths or (None,) for length in self.lengths or (None,)]

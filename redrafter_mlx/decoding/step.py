@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from redrafter_mlx.config import PLAIN, BeamShape, Prefixes, SamplingParams
+from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.constraint import Constraint, allowed_tokens
 from redrafter_mlx.decoding.prefill import PREFILL_CHUNK, Prefill
 from redrafter_mlx.decoding.proposal import Drafted
@@ -37,11 +37,9 @@ from redrafter_mlx.decoding.step_result import StepOutput, report_step
 from redrafter_mlx.decoding.verdict import Verdict, computable, judge
 from redrafter_mlx.drafting.interface import Drafter, Features, Seen
 from redrafter_mlx.drafting.ngram import Lookup
-from redrafter_mlx.speculation.beams import final_candidates
 from redrafter_mlx.speculation.penalties import first_past
 from redrafter_mlx.speculation.sampling import shared_draws
-from redrafter_mlx.speculation.separate import pack_separately
-from redrafter_mlx.speculation.tree import pack_beam
+from redrafter_mlx.speculation.tree import Pack, pack_beam
 from redrafter_mlx.target_model.model import Target
 
 
@@ -51,18 +49,18 @@ class Decoder:
 
     drafter:    None decodes plainly: the same loop with a tree of one node
     shape:      default shape of the drafts
-    prefixes:   which prefixes of the beams are packed; drafts drawn for rejection keep all
     logprobs:   whether results hold the log-probabilities that each token was chosen from
     lookup:     adds copies of the text to the drafts; None adds none
+    pack:       makes a tree of the drafted beams; drafts drawn for rejection are one already
     """
 
     target: Target
     drafter: Drafter | None
     shape: BeamShape
     sampling: SamplingParams
-    prefixes: Prefixes = "all"
     logprobs: bool = False
     lookup: Lookup | None = None
+    pack: Pack = pack_beam
 
     def new_cache(self, batch: int = 1) -> SequenceCache:
         """Return an empty cache for `batch` sequences."""
@@ -200,11 +198,7 @@ class Decoder:
         if draws is not None:
             seen, noise = replace(seen, draws=draws), draws.noise
         beams, cache.memory = drafter.draft(cache.memory, seen, asked)
-        if self.prefixes == "separate":
-            tree = pack_separately(beams)
-        else:
-            beams = final_candidates(beams) if self.prefixes == "final" else beams
-            tree = pack_beam(beams, shape.nodes)
+        tree = self.pack(beams, shape.nodes)
         return Drafts(tree, (Drafted(shape),) * B, beams=beams, noise=noise)
 
     @property

@@ -37,6 +37,7 @@ from redrafter_mlx.errors import BadInputError, ContextLengthError
 from redrafter_mlx.response import Completion, Response
 from redrafter_mlx.runtime.process import MLX_PROCESS
 from redrafter_mlx.speculation.static_tree import StaticTree
+from redrafter_mlx.speculation.tree import Pack, pack_beam
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.source import TargetSource
 from redrafter_mlx.tuning.tuner import Tuner
@@ -276,7 +277,12 @@ class Redrafter:
         if isinstance(prompts, str):
             raise BadInputError("prompts is a string; give a list of prompts")
         chosen = self.chosen_options(options, overrides)
-        requests = [self._request(prompt, chosen, raw) for prompt in prompts]
+        return self.respond_all([self._request(prompt, chosen, raw) for prompt in prompts])
+
+    def respond_all(
+        self, requests: Sequence[Request]
+    ) -> Generator[tuple[int, Response], None, None]:
+        """Yield the responses to many requests, each with its request's index; see `batch`."""
 
         def begin(emit: Emit[tuple[int, Response]], cancels: Cancels) -> None:
             answers = [self._answer(r, _with_index(i, emit)) for i, r in enumerate(requests)]
@@ -377,11 +383,13 @@ class Redrafter:
         """`respond` for asyncio."""
         return self.thread.alisten(partial(self._begin, request))
 
-    def decoder(self, options: GenerationOptions, shape: BeamShape) -> Decoder:
+    def decoder(
+        self, options: GenerationOptions, shape: BeamShape, pack: Pack = pack_beam
+    ) -> Decoder:
         """Return the decoding loop with this model's drafts; `shape` is the default shape."""
         drafter, lookup = (self.drafter, self.lookup) if options.draft else (None, None)
-        sampling, prefixes, logprobs = options.sampling, options.prefixes, options.logprobs
-        return Decoder(self.target, drafter, shape, sampling, prefixes, logprobs, lookup)
+        sampling, logprobs = options.sampling, options.logprobs
+        return Decoder(self.target, drafter, shape, sampling, logprobs, lookup, pack)
 
     def _request(
         self,
@@ -405,7 +413,8 @@ class Redrafter:
         room = self.room_for(prompt, options.max_tokens)
         shape = self.shape_of(options, len(prompt))
         text = AnswerText(decoded, eos, options.stop, room, request.constraint)
-        return Answer(request, text, self.decoder(options, shape or PLAIN), shape, emit)
+        decoder = self.decoder(options, shape or PLAIN, request.pack)
+        return Answer(request, text, decoder, shape, emit)
 
 
 def _with_index(i: int, emit: Emit[tuple[int, Response]]) -> Emit[Response]:

@@ -12,6 +12,7 @@ from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.decoding.stopping import AnswerText
 from redrafter_mlx.engine.thread import Emit, Ended
 from redrafter_mlx.response import Response, StepResult, Tally
+from redrafter_mlx.speculation.tree import Pack, pack_beam
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,14 @@ class Request:
     constraint: the grammar of this answer, made for it alone
     on_prefill: called in the engine's thread with the number of prompt tokens read so far, and
                 their total number
+    pack:       makes trees of drafted beams; another than `pack_beam` needs a fixed shape
     """
 
     prompt: tuple[int, ...]
     options: GenerationOptions
     constraint: Constraint | None = None
     on_prefill: Callable[[int, int], None] | None = None
+    pack: Pack = pack_beam
 
 
 class Answer:

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 
 import mlx.core as mx
 
-from redrafter_mlx.config import PLAIN, BeamShape, Prefixes, SamplingParams
+from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.pipeline import Pipeline
 from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
@@ -32,15 +32,17 @@ from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.wired_memory import WIRED_MEMORY
 from redrafter_mlx.speculation.penalties import changes_logits
 from redrafter_mlx.speculation.sampling import sequence_keys
+from redrafter_mlx.speculation.tree import Pack
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.tuning.batch_policy import BatchPolicy
 from redrafter_mlx.tuning.tuner import Tuner
 
 LOG = logging.getLogger("redrafter_mlx.engine")
 
-BatchKey = tuple[BeamShape | None, bool, Prefixes, SamplingParams | None]
-"""What the answers of a batch have in common: `Answer.shape`, the options `draft` and `prefixes`,
-and the sampling parameters that drafts are drawn with for rejection; None if they are not drawn."""
+BatchKey = tuple[BeamShape | None, bool, Pack, SamplingParams | None]
+"""What the answers of a batch have in common: `Answer.shape`, the option `draft`, how trees are
+packed, and the sampling parameters that drafts are drawn with for rejection; None if they are not
+drawn."""
 
 
 class Scheduler:
@@ -164,7 +166,7 @@ class Scheduler:
     def _begin(self, answer: Answer) -> None:
         prompt, options, decoder = answer.request.prompt, answer.request.options, answer.decoder
         drawn = decoder.sampling if decoder.draws else None
-        key = (answer.shape, options.draft, options.prefixes, drawn)
+        key = (answer.shape, options.draft, decoder.pack, drawn)
         if key not in self._batches:
             shapes: Policy = FixedPolicy(decoder.shape)
             if answer.shape is None and self._tuning is not None:

@@ -129,37 +129,6 @@ def _lengthened(beams: Beams, length: int) -> Beams:
     )
 
 
-def final_candidates(beams: Beams) -> Beams:
-    """Keep only the prefixes of candidates of full length, as in the paper.
-
-        search, W = 2            all its prefixes           of the final candidates
-        length 2    length 3
-        is          is a         root -+- is -+- a          root --- is -+- a
-        red         is dark            |      `- dark                    `- dark
-                                       `- red
-
-    `red` was among the two likeliest of its length, but no candidate extends it. The number of
-    nodes after merging these beams depends on the data; with every prefix it is W (L - 1) + 1 at
-    each step. A candidate that ended early is treated as one of full length if it is its own parent
-    at the later lengths.
-
-    Returns:
-      the same tokens and parents; log_probs is -inf for all other prefixes
-    """
-    B, W, L = beams.tokens.shape
-    index, every = iota(W), mx.ones((B, W), mx.bool_)
-    extended = every  # [B, W], which prefixes of a length belong to a final candidate
-    levels = [extended]
-    for level in range(L - 1, 1, -1):
-        is_parent = beams.parent_indices[:, :, level, None] == index  # [B, W, W]
-        extended = mx.any(is_parent & extended[:, :, None], axis=1)
-        levels.append(extended)
-    if L > 1:
-        levels.append(every)  # the root
-    of_final = mx.stack(levels[::-1], axis=2)
-    return beams._replace(log_probs=mx.where(of_final, beams.log_probs, -mx.inf))
-
-
 def lineages(beams: Beams) -> mx.array:
     """Return the path to each prefix, as the first index of the same tokens at each length.
 

@@ -8,14 +8,14 @@
 A beam search yields more than its final candidates: every prefix among the W likeliest of its
 length becomes a node, even if no candidate extends it. Such a node uses capacity that merging has
 freed, and the target may choose it. The paper verifies only the final candidates: see
-`beams.final_candidates`.
+`bench --prefixes final`.
 
 All shapes are static, independent of the data, and no operation reads a value on the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -68,6 +68,10 @@ class TokenTree(NamedTuple):
         fields = zip(*(_padded(tree, N).arrays for tree in trees), strict=True)
         max_depth, is_chain = max(t.max_depth for t in trees), all(t.is_chain for t in trees)
         return cls._make([*(mx.concatenate(list(f)) for f in fields), max_depth, is_chain])
+
+
+Pack = Callable[[Beams, int], TokenTree]
+"""Makes a tree of beams and the node capacity N, as `pack_beam` does."""
 
 
 def _padded(tree: TokenTree, nodes: int) -> TokenTree:
