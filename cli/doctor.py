@@ -21,8 +21,8 @@ from packaging.requirements import Requirement
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.terminal import one_line
+from redrafter_mlx.cpu.blas import BLAS, libraries_here, preferred_library, remedy
 from redrafter_mlx.errors import RedrafterError
-from redrafter_mlx.runtime.blas import BLAS, libraries_here, preferred_library, remedy
 from redrafter_mlx.runtime.hardware import CUDA_BACKENDS
 from redrafter_mlx.runtime.paths import bytes_below, cache_dir, existing_part, human_size
 

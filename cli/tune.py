@@ -14,8 +14,8 @@ from redrafter_mlx.cli.flag import Flag
 from redrafter_mlx.cli.progress import describe_percent, progress_bars
 from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
+from redrafter_mlx.cpu.blas import BLAS
 from redrafter_mlx.errors import BadInputError, RedrafterError
-from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.busy_machine import BusyMachine
 from redrafter_mlx.weights import Progress, no_progress
 

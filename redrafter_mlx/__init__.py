@@ -14,8 +14,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from redrafter_mlx.runtime.blas import BLAS
-from redrafter_mlx.runtime.malloc import keep_freed_memory
+from redrafter_mlx.cpu.blas import BLAS
+from redrafter_mlx.cpu.malloc import keep_freed_memory
+from redrafter_mlx.cpu.threads import THREADS
 from redrafter_mlx.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ __all__ = [
 ]
 
 keep_freed_memory()
+THREADS.use_all_cores()
 
 
 def __getattr__(name: str) -> object:

@@ -13,7 +13,7 @@ from redrafter_mlx import BLAS
 from redrafter_mlx.cli import blas_choice, doctor
 from redrafter_mlx.cli.blas_choice import compare_libraries
 from redrafter_mlx.cli.options import ModelOptions
-from redrafter_mlx.runtime.blas import libraries_here, prefer_library, preferred_library
+from redrafter_mlx.cpu.blas import libraries_here, prefer_library, preferred_library
 from redrafter_mlx.runtime.device import backend
 
 pytestmark = pytest.mark.skipif(
@@ -115,7 +115,7 @@ def test_a_new_process_loads_the_preferred_library_and_another_where_it_is_gone(
 @pytest.mark.skipif(BLAS.library is None, reason="no optimised BLAS is loaded")
 def test_a_library_of_several_names_is_listed_once() -> None:
     code = (
-        "import ctypes; from redrafter_mlx.runtime.blas import libraries_here as here\n"
+        "import ctypes; from redrafter_mlx.cpu.blas import libraries_here as here\n"
         "print(len({ctypes.CDLL(x)._handle for x in here()}) == len(here()) >= 1)"
     )
     assert python(code) == "True"

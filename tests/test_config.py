@@ -11,9 +11,9 @@ import pytest
 
 from redrafter_mlx import BLAS, errors
 from redrafter_mlx.config import LEAST_TEMPERATURE, BeamShape, GenerationOptions
+from redrafter_mlx.cpu.blas import THREAD_VARIABLES
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.errors import BadInputError, RedrafterError
-from redrafter_mlx.runtime.blas import THREAD_VARIABLES
 
 
 def python(code: str, **env: str) -> str:
@@ -89,14 +89,14 @@ def test_few_rows_leave_a_core_where_that_is_as_fast_unless_the_environment_name
     given: str, longer: float
 ) -> None:
     code = (
-        "import ctypes, redrafter_mlx as r, redrafter_mlx.runtime.blas as blas\n"
+        "import ctypes, redrafter_mlx as r, redrafter_mlx.cpu.threads as blas\n"
         "lib = ctypes.CDLL(r.BLAS.library)\n"
         "mkl = hasattr(lib, 'MKL_Get_Max_Threads')\n"
         "count = lib.MKL_Get_Max_Threads if mkl else lib.openblas_get_num_threads\n"
         f"blas._slowdown = lambda *_: {longer}\n"
         "seen = []\n"
-        "for rows in (1, 2, 4, 5): r.BLAS.prepare_for(rows); seen.append(count())\n"
-        "r.BLAS.use_all_cores(); print(*seen, count())"
+        "for rows in (1, 2, 4, 5): blas.THREADS.prepare_for(rows); seen.append(count())\n"
+        "blas.THREADS.use_all_cores(); print(*seen, count())"
     )
     cores = 1 if given else len(os.sched_getaffinity(0))
     few = max(1, cores - 1) if longer < 1.2 else cores
@@ -111,7 +111,7 @@ def test_a_product_that_needs_all_cores_is_timed_less_often_than_one_that_does_n
 ) -> None:
     """Other work can make it seem so that it does not."""
     code = (
-        "import ctypes, time, redrafter_mlx as r, redrafter_mlx.runtime.blas as blas\n"
+        "import ctypes, time, redrafter_mlx as r, redrafter_mlx.cpu.threads as blas\n"
         "class Clock:\n"
         "    now = lag = 0.0\n"
         "    def perf_counter(self): self.now += self.lag; return self.now\n"
@@ -128,7 +128,7 @@ def test_a_product_that_needs_all_cores_is_timed_less_often_than_one_that_does_n
 def test_the_threads_for_few_rows_are_found_before_an_engine_computes_anything() -> None:
     """Its first products, still in flight, would take a core from those that are timed."""
     code = (
-        "import redrafter_mlx as r, redrafter_mlx.runtime.blas as blas\n"
+        "import redrafter_mlx as r, redrafter_mlx.cpu.threads as blas\n"
         "from redrafter_mlx.engine.thread import EngineThread\n"
         "seen = []\n"
         "blas._slowdown = lambda *_: seen.append('timed') or 2.0\n"

@@ -26,6 +26,7 @@ from tiny import byte_model, byte_tokenizer, random_drafter
 from waiting import DEADLINE, wait_for
 
 from redrafter_mlx.config import BeamShape, GenerationOptions
+from redrafter_mlx.cpu.threads import THREADS
 from redrafter_mlx.decoding.pipeline import Advanced, Pipeline
 from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
@@ -41,7 +42,6 @@ from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.request import Answer, Request
 from redrafter_mlx.errors import BadInputError, BusyError, EngineFailedError
 from redrafter_mlx.response import StepResult
-from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target_model.kv_cache import CAPACITY_STEP
@@ -854,8 +854,8 @@ def test_an_idle_engine_leaves_all_cores_to_whatever_computes_next(
 ) -> None:
     """mlx-lm's loop in a benchmark, for one; few query rows are computed with one core fewer."""
     said: list[str] = []
-    monkeypatch.setattr(type(BLAS), "use_all_cores", lambda _: said.append("all"))
-    monkeypatch.setattr(type(BLAS), "prepare_for", lambda _, rows: said.append(f"{rows} rows"))
+    monkeypatch.setattr(type(THREADS), "use_all_cores", lambda _: said.append("all"))
+    monkeypatch.setattr(type(THREADS), "prepare_for", lambda _, rows: said.append(f"{rows} rows"))
     tokens_of(redrafter, PROMPTS[0], max_tokens=8, beam_width=1, beam_length=2)
     assert said[-1] == "all"
     assert "2 rows" in said

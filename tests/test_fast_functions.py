@@ -14,10 +14,8 @@ from mlx_lm.models import activations, base, gpt_oss, llama
 from mlx_lm.models.switch_layers import SwiGLU
 from tiny import byte_model
 
-from redrafter_mlx.runtime.device import backend
-from redrafter_mlx.target_model import fast_functions
-from redrafter_mlx.target_model.adapter import with_node_positions
-from redrafter_mlx.target_model.fast_functions import (
+from redrafter_mlx.cpu import fast_functions
+from redrafter_mlx.cpu.fast_functions import (
     _FEW_SCORES,
     _KEPT,
     _compiled,
@@ -27,6 +25,8 @@ from redrafter_mlx.target_model.fast_functions import (
     swiglu,
     with_fast_functions,
 )
+from redrafter_mlx.runtime.device import backend
+from redrafter_mlx.target_model.adapter import with_node_positions
 
 GRID = np.linspace(-60, 60, 600_001, dtype=np.float32)
 

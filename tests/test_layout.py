@@ -10,6 +10,7 @@ ROOMS = (
     "version",
     "errors",
     "runtime",
+    "cpu",
     "config",
     "weights",
     "speculation",
@@ -114,6 +115,13 @@ def test_no_circle_within_a_room() -> None:
         assert free, f"these import each other in a circle: {sorted(graph)}"
         for name in free:
             del graph[name]
+
+
+def test_what_only_a_cpu_needs_has_one_door() -> None:
+    """Beside it, libraries are found and named for people, without MLX."""
+    for name, path in modules():
+        inside = {imported for imported in imports(path) if imported.split(".")[0] == "cpu"}
+        assert name.startswith("cpu") or inside <= {"cpu.door", "cpu.blas"}, name
 
 
 def test_only_the_upper_rooms_know_the_terminal_and_few_the_network() -> None:

@@ -12,6 +12,7 @@ from primitives import operations
 from tiny import random_drafter, random_model
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.cpu import fast_functions
 from redrafter_mlx.decoding.proposal import Drafted, Proposal
 from redrafter_mlx.decoding.rows import with_copies
 from redrafter_mlx.decoding.state import Drafts
@@ -21,7 +22,6 @@ from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import pack_beam
-from redrafter_mlx.target_model import fast_functions
 from redrafter_mlx.target_model.cache_slots import concatenate_padded
 from redrafter_mlx.target_model.model import Target
 

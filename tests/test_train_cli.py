@@ -27,6 +27,7 @@ from waiting import wait_for
 from redrafter_mlx.cli import main
 from redrafter_mlx.cli.train_lines import shortfall
 from redrafter_mlx.cli.train_screen import _fit
+from redrafter_mlx.cpu.threads import THREADS
 from redrafter_mlx.distill import estimate, sizes
 from redrafter_mlx.distill import run as run_module
 from redrafter_mlx.distill.corpus.folder import CorpusSize
@@ -50,7 +51,6 @@ from redrafter_mlx.drafting.recurrent_config import read_config
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading.load import load
 from redrafter_mlx.runtime.atomic_write import locked
-from redrafter_mlx.runtime.blas import BLAS, BlasStatus
 from redrafter_mlx.runtime.paths import bytes_below
 from redrafter_mlx.target_model.fingerprint import nbytes_of
 from redrafter_mlx.weights.fit.machine import this_machine
@@ -917,8 +917,8 @@ def test_a_trial_writes_with_the_threads_that_each_process_will_have(
     given = {"model": str(model), "prompts": [str(prompts)], "workers": workers}
     run = TrainingRun(make_job({**keys, **given}, tmp_path / "out"))
     used, writing = [6], []
-    monkeypatch.setitem(vars(BLAS), "_cores", 6)
-    monkeypatch.setattr(BlasStatus, "_use", lambda _, threads: used.append(threads))
+    monkeypatch.setattr(THREADS, "cores", 6)
+    monkeypatch.setattr(type(THREADS), "use_all_cores", lambda t: used.append(t.cores))
     write = estimate.write_answers
 
     def watched(*asked: Any, **named: Any) -> object:

@@ -9,8 +9,8 @@ from importlib import metadata
 
 import mlx.core as mx
 
+from redrafter_mlx.cpu.blas import BLAS
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.device import chip_name, dtype_name, float32_is_exact, system_name
 from redrafter_mlx.target_model.fingerprint import values_hash
 from redrafter_mlx.version import __version__

@@ -22,6 +22,7 @@ from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.bench.options import BenchOptions, Loading
 from redrafter_mlx.cli.progress import describe_count, describe_percent, progress_bars
 from redrafter_mlx.cli.terminal import INTERRUPTED
+from redrafter_mlx.cpu.blas import BLAS
 from redrafter_mlx.distributed.collectives import seconds_of_exchange
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
@@ -29,7 +30,6 @@ from redrafter_mlx.errors import BadInputError, RedrafterError
 from redrafter_mlx.loading.drafter import NamedDrafter, parse_drafter
 from redrafter_mlx.loading.load import draft_with
 from redrafter_mlx.loading.target import LoadedTarget, load_target
-from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.busy_machine import BusyMachine
 from redrafter_mlx.runtime.launched import launched_rank
 

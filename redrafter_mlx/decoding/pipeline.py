@@ -24,7 +24,6 @@ from redrafter_mlx.decoding.step_clock import Order, StepClock
 from redrafter_mlx.decoding.step_result import StepOutput, read_report
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.response import StepResult
-from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.cache_slots import round_up
 from redrafter_mlx.target_model.kv_cache import CAPACITY_STEP, SPARE_STEP, planned_capacity
@@ -273,7 +272,6 @@ class Pipeline:
         """
         rows, verified, state, output = following
         self._parts = [_Part(rows, state, output, verified.max_depth + 1)]
-        BLAS.prepare_for(verified.tokens.size)
         submit_verification(state, output)
         if alone:
             mx.eval(output.report)

@@ -14,7 +14,6 @@ from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.ngram import NgramIndex
 from redrafter_mlx.response import StepResult
-from redrafter_mlx.runtime.blas import BLAS
 
 
 def decode(
@@ -35,7 +34,7 @@ def decode(
     index = None if decoder.lookup is None else NgramIndex(decoder.lookup, prompt)
     row = Sequence(finished, len(prompt), index, constraint)
     batch, lock = Pipeline(decoder, FixedPolicy(decoder.shape)), decoder.target.lock
-    with BLAS.threads_by_rows():
+    with decoder.target.in_use():
         with lock:
             first = decoder.start(cache, start, [prompt], keys, constraints=[constraint])
             batch.join(row, *first)

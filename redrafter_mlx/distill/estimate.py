@@ -10,6 +10,7 @@ from functools import partial
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from redrafter_mlx.cpu.door import cores_shared_by
 from redrafter_mlx.distill.corpus.folder import CorpusJob
 from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.prompts.user_turns import TURN_TOKENS
@@ -20,7 +21,6 @@ from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.memory_plan import PROMPT_TOKENS, MemoryPlan
 from redrafter_mlx.distill.sizes import Sizes, sizes, tokens_read
 from redrafter_mlx.distill.training.learner import Learner
-from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.target_model.model import Target
 
 _TRIED_TOKENS, _TRIED_TEXTS = 6, 4
@@ -62,7 +62,7 @@ def estimate(
     """
     known = sizes(corpus, recipe, target, tokenizer, plan)
     job, source = corpus.job, corpus.source(target, tokenizer)
-    with BLAS.shared_by(plan(0).workers):
+    with cores_shared_by(plan(0).workers):
         if isinstance(source, Writer):
             seconds = largest_trial(
                 lambda texts: _writing_seconds(job, texts, corpus.room, target),

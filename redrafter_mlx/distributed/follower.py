@@ -8,14 +8,13 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
+from redrafter_mlx.cpu.door import threads_by_rows
 from redrafter_mlx.distributed.collectives import sums
 from redrafter_mlx.distributed.commands import Command, Fields, receive
 from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.distributed.plain_batch import PlainBatch
 from redrafter_mlx.runtime.awake import kept_awake
-from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.launched import wait_for_loss
-from redrafter_mlx.runtime.wired_memory import WIRED_MEMORY
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.layer_cache import Pending
@@ -25,7 +24,7 @@ from redrafter_mlx.target_model.model import Target
 def follow(model: nn.Module, ranks: Ranks) -> NoReturn:
     """Repeat rank 0's calls; the process ends when rank 0's does."""
     follower = Follower(model, ranks)
-    with BLAS.threads_by_rows(), WIRED_MEMORY.held(), kept_awake():
+    with follower.target.in_use(), kept_awake():
         while True:
             try:
                 follower.repeat(receive(ranks))
@@ -38,7 +37,7 @@ class Follower:
     """Repeats calls on one rank, whose caches have rank 0's numbers."""
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
-        self._target, self._ranks = Target(model), ranks
+        self.target, self._ranks = Target(model), ranks
         self._caches: dict[int, TreeCache] = {}
         self._plain: dict[int, list[KVCache]] = {}
 
@@ -48,33 +47,31 @@ class Follower:
         if command.word == "plain":
             self._call_plainly(command)
         elif command.word == "batch":
-            BLAS.use_all_cores()
             stream = mx.default_stream(mx.default_device())
-            for _ in PlainBatch(**fields["batch"]).run(self._target.model, stream, self._ranks):
+            for _ in PlainBatch(**fields["batch"]).run(self.target.model, stream, self._ranks):
                 pass
         elif command.word == "sums":
-            form = (1, fields["rows"], self._target.hidden_size)
-            mx.eval(sums(self._ranks, mx.zeros(form, self._target.dtype), fields["count"]))
+            form = (1, fields["rows"], self.target.hidden_size)
+            mx.eval(sums(self._ranks, mx.zeros(form, self.target.dtype), fields["count"]))
         else:
-            self._call(command)
+            with threads_by_rows():  # mlx-lm's own calls use all cores
+                self._call(command)
 
     def _call(self, command: Command) -> None:
         fields, arrays = command.fields, command.arrays
         cache = self._cache(fields["origin"], command)
         hidden = None
         if command.word == "append":
-            BLAS.use_all_cores()
-            hidden = self._target.append(
+            hidden = self.target.append(
                 arrays[fields["tokens"]], cache, fields["start"], fields["length"]
             )
         elif command.word == "verify":
             tokens, depths, mask = (arrays[i] for i in fields["tree"])
-            BLAS.prepare_for(tokens.size)
             if fields["pending"]:
                 cache.pending = Pending(*(arrays[i] for i in fields["pending"]))
             tree = TokenTree(tokens, depths, depths, depths, mask, fields["max_depth"],
                              fields["is_chain"])  # fmt: skip
-            hidden, _ = self._target.verify(
+            hidden, _ = self.target.verify(
                 tree, cache, arrays[fields["length"]], fields["bound"], fields["compiled"]
             )
             cache.pending = None
@@ -88,13 +85,12 @@ class Follower:
     def _call_plainly(self, command: Command) -> None:
         fields = command.fields
         live = {*fields["live"]}
-        caches = self._plain.get(fields["before"]) or make_prompt_cache(self._target.model)
+        caches = self._plain.get(fields["before"]) or make_prompt_cache(self.target.model)
         for cache in caches:
             cache.trim(cache.offset - fields["offset"])
         self._plain = {n: c for n, c in self._plain.items() if n in live and c is not caches}
         self._plain[fields["number"]] = caches
-        BLAS.prepare_for(command.arrays[fields["tokens"]].size)
-        mx.eval(self._target.model(command.arrays[fields["tokens"]], cache=caches))
+        mx.eval(self.target.model(command.arrays[fields["tokens"]], cache=caches))
 
     def _cache(self, origin: int | Fields, command: Command) -> TreeCache:
         """Return the cache with the origin that rank 0 names."""
@@ -104,7 +100,7 @@ class Follower:
         arrays = [command.arrays[i] for i in origin["arrays"]]
         how = origin["how"]
         if how == "new":
-            return self._target.new_cache()
+            return self.target.new_cache()
         if how == "flush":
             of[0].pending = Pending(*arrays)
             of[0].flush()

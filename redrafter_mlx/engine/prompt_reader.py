@@ -12,7 +12,6 @@ from redrafter_mlx.decoding.prefill import PREFILL_CHUNK, Prefill
 from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.engine.request import Answer
 from redrafter_mlx.errors import RedrafterError
-from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.device import backend
 
 _PREFILL_SECONDS = 0.25
@@ -81,8 +80,6 @@ class PromptReader:
         self._began, self._tokens = time.perf_counter(), 0
         room = self._room(alone)
         read: list[Reading] = []
-        if self.reading:
-            BLAS.use_all_cores()
         while self._tokens < room and (reading := self._next(read)) is not None:
             size = min(room - self._tokens, reading.prefill.left)
             try:

@@ -28,8 +28,6 @@ from redrafter_mlx.engine.prompt_reader import PromptReader, Reading
 from redrafter_mlx.engine.request import Answer
 from redrafter_mlx.errors import DrafterError, RedrafterError
 from redrafter_mlx.response import Tally
-from redrafter_mlx.runtime.blas import BLAS
-from redrafter_mlx.runtime.wired_memory import WIRED_MEMORY
 from redrafter_mlx.speculation.penalties import changes_logits
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import Pack
@@ -60,7 +58,7 @@ class Scheduler:
         self._batches: dict[BatchKey, Pipeline] = {}
         self._policies: dict[BatchKey, BatchPolicy] = {}  # of batches without a fixed shape
         self._answers: dict[Sequence, Answer] = {}
-        self._wired: ExitStack | None = None
+        self._in_use: ExitStack | None = None
 
     @property
     def waiting(self) -> int:
@@ -84,9 +82,9 @@ class Scheduler:
 
     def work(self) -> None:
         """Run one round, and tell the caller of every answer that it ended."""
-        if self._wired is None:
-            self._wired = ExitStack()
-            self._wired.enter_context(WIRED_MEMORY.held())
+        if self._in_use is None:
+            self._in_use = ExitStack()
+            self._in_use.enter_context(self._target.in_use())
         with self._target.lock:
             over = self._drop() + self._admit()
             # Nobody whose prompt was read waits for another chunk before the first token.
@@ -103,9 +101,8 @@ class Scheduler:
             answer.end(error)
         if self._tuning is not None:
             self._tuning.abandon()
-        if self._wired is not None:
-            self._wired.close()
-        BLAS.use_all_cores()
+        if self._in_use is not None:
+            self._in_use.close()
 
     def _drop(self) -> list[Answer]:
         """Drop and return the answers that ended before their first token."""
@@ -279,11 +276,9 @@ class Scheduler:
         for key in empty:
             del self._batches[key]
         ended = [self._policies.pop(key) for key in empty if key in self._policies]
-        if self.idle and self._wired is not None:
-            self._wired.close()
-            self._wired = None
-        if self.idle:
-            BLAS.use_all_cores()  # whatever computes next in this process expects them
+        if self.idle and self._in_use is not None:
+            self._in_use.close()
+            self._in_use = None
         for answer in over:
             answer.end()
             self._open.discard(answer)

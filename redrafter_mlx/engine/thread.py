@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeVar
 
 import mlx.core as mx
 
+from redrafter_mlx.cpu.door import threads_by_rows
 from redrafter_mlx.errors import EngineFailedError
-from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.process import MLX_PROCESS, ModelLock, called_by_itself
 
 _T = TypeVar("_T")
@@ -39,7 +39,7 @@ class EngineThread:
     """Does all work in one thread, round by round; it starts with the first work.
 
     What multiplies beside an engine belongs here: another thread would get workers of its own from
-    the BLAS, and all would sleep and wake; see `runtime/blas.py`.
+    the BLAS, and all would sleep and wake; see `cpu/blas.py`.
     """
 
     def __init__(self) -> None:
@@ -228,7 +228,7 @@ class EngineThread:
         """Take rounds of all work in turn; wait while there is none."""
         rounds: dict[Work | None, None] = {}  # a set in the order of submission
         try:
-            with BLAS.threads_by_rows():
+            with threads_by_rows():
                 while rounds != {None: None}:
                     while not (rounds and self._queue.empty()):
                         rounds[self._queue.get()] = None

@@ -10,10 +10,10 @@ from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import DType, check_choice, check_quantize
+from redrafter_mlx.cpu.door import check_allocation
 from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.distributed.mirror import Mirror
 from redrafter_mlx.distributed.sharding import Sharing, shard
@@ -25,7 +25,6 @@ from redrafter_mlx.errors import (
     device_failure,
 )
 from redrafter_mlx.loading.supported import check_repository
-from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.runtime.plain import plain
 from redrafter_mlx.runtime.process import MLX_PROCESS
 from redrafter_mlx.target_model.fingerprint import nbytes_of
@@ -187,7 +186,7 @@ def _read_weights(
     sharing = None if ranks is None else shard(raw.model, raw.model_type, ranks.group)
     size, shared = nbytes_of(raw.model), ranks is not None
     check_load(local.name, local.path, size, this_machine(), shared=shared)
-    _check_allocation(size)
+    check_allocation(size)
     try:
         dequantise(raw.model, packed)
         mx.eval(raw.model.parameters())
@@ -197,12 +196,3 @@ def _read_weights(
     if kept is not None and not is_kept and ranks is None:
         keep_quantised(raw.model, kept)
     return precision, sharing
-
-
-def _check_allocation(nbytes: int) -> None:
-    """Raise MemoryError if a CPU's process may not take `nbytes`, such as under `ulimit -v`.
-
-    MLX, which would take them, ends the process instead of raising an error.
-    """
-    if backend() == "cpu":
-        np.empty(nbytes, np.uint8)  # takes addresses, but no memory while nothing is written

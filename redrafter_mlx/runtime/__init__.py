@@ -1,1 +1,1 @@
-"""The machine: BLAS, device, wired memory, processes, files."""
+"""The machine: device, wired memory, processes, files."""

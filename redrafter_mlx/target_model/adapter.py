@@ -15,9 +15,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
+from redrafter_mlx.cpu.door import fast_class
 from redrafter_mlx.errors import UnsupportedModelError
-from redrafter_mlx.runtime.device import backend
-from redrafter_mlx.target_model.fast_functions import with_fast_functions
 from redrafter_mlx.target_model.layer_cache import AttentionCache
 from redrafter_mlx.target_model.linear import LinearView
 from redrafter_mlx.target_model.rotary import Rotations
@@ -211,7 +210,7 @@ def with_node_positions(module: nn.Module) -> tuple[nn.Module, Rotations, list[L
 
     Returns the copy, and the rotary embeddings and linear layers in it.
     """
-    rotations, found, on_cpu = Rotations(), list[LinearView](), backend() == "cpu"
+    rotations, found = Rotations(), list[LinearView]()
     copies: dict[int, object] = {}
 
     def visit(value: object, name: str) -> object:
@@ -225,8 +224,7 @@ def with_node_positions(module: nn.Module) -> tuple[nn.Module, Rotations, list[L
                 return found[-1]
             if id(value) not in copies:
                 clone = copies[id(value)] = copy.copy(value)
-                if on_cpu:
-                    clone.__class__ = with_fast_functions(type(value))
+                clone.__class__ = fast_class(type(value))
                 for key, child in list(value.items()):
                     setattr(clone, key, visit(child, key))
             return copies[id(value)]

@@ -2,8 +2,8 @@
 
 An mlx-lm attention layer needs three things from its cache: rotary positions (`offset`), a mask
 (`make_mask`), and keys and values (`update_and_fetch`). `TreeCache` provides all three for a tree,
-so the layers run unchanged. Only rotary embeddings need a wrapper (`target/rotary.py`). On a CPU,
-attention and SwiGLU are faster functions (`target/fast_functions.py`).
+so the layers run unchanged. Only rotary embeddings need a wrapper (`target_model/rotary.py`). On a
+CPU, attention and SwiGLU are faster functions, and each call sets its threads (`cpu/door.py`).
 
 The caller's model object is never changed: `Target` works on a copy of its module tree that
 shares every array.
@@ -12,15 +12,18 @@ shares every array.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
+from redrafter_mlx.cpu.door import prepare_for, threads_by_rows
 from redrafter_mlx.errors import MismatchError
 from redrafter_mlx.runtime.process import ModelLock
+from redrafter_mlx.runtime.wired_memory import WIRED_MEMORY
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.adapter import (
     check_cache,
@@ -153,6 +156,15 @@ class Target:
         """Number of calls so far that took longer than others of their size: compiled, or built."""
         return self.compiled + self._tree_call.built
 
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Context of calls that follow one another.
+
+        Memory stays wired on Metal; a CPU's cores are all free for other work at its end.
+        """
+        with WIRED_MEMORY.held(), threads_by_rows():
+            yield
+
     def new_cache(self) -> TreeCache:
         return TreeCache(self.n_caches)
 
@@ -161,6 +173,7 @@ class Target:
 
         length: of the whole prompt, of which these are a part
         """
+        prepare_for(tokens.size)
         cache.plan_prompt(start, tokens.shape[1], length)
         return self.hidden(tokens, cache.layers)
 
@@ -179,6 +192,7 @@ class Target:
         Returns:
           hidden: [B, N, C], logits: [B, N, V]
         """
+        prepare_for(tree.tokens.size)
         cache.plan_tree(tree, length, bound)
         return self.call(tree.tokens, cache, compiled)
 

@@ -12,7 +12,6 @@ from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.response import StepResult
-from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.tuning.cost_model import OVERHEADS
@@ -61,7 +60,7 @@ def measure_overheads(
         for i, (shape, calls) in enumerate(parts.items()):
             decoder = Decoder(target, drafter, shape, SamplingParams())
             steps[i].append(step_seconds(decoder, prompt, _STEPS))
-            with BLAS.threads_by_rows():
+            with target.in_use():
                 sums[i].append(sum(_shortest_seconds(target, call) for call in calls))
     found = [min(s) - min(p) for s, p in zip(steps, sums, strict=True)]
     rising = [*accumulate((max(-one_row / 2, min(rest, one_row)) for rest in found), max)]

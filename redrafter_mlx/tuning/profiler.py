@@ -19,7 +19,6 @@ from functools import partial
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.interface import Drafter
-from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.tuning.cost_model import (
@@ -137,7 +136,7 @@ class Profiler:
             return False
         timings, began = self.timings, time.perf_counter()
         try:
-            with BLAS.threads_by_rows():
+            with self._target.in_use():
                 call = self._call(case, {})
                 seconds_of(self._target, call, 1)  # compiles kernels
                 times = [seconds_of(self._target, call, 1) for _ in range(_REPEATS)]
@@ -161,7 +160,7 @@ class Profiler:
           budget: seconds for first calls, again for repeats, and again for overheads
         """
         tell = done or (lambda _: None)
-        with BLAS.threads_by_rows():
+        with self._target.in_use():
             times = self._times(tell, budget)
         seconds = {case: min(t) for case, t in times.items()}
         spreads = [(max(t) - min(t)) / max(seconds[case], 1e-9) for case, t in times.items()]

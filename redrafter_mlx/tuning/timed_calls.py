@@ -9,7 +9,6 @@ import mlx.core as mx
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.interface import Drafter, Seen
-from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 from redrafter_mlx.target_model.kv_cache import TreeCache
@@ -41,7 +40,6 @@ def verification_call(target: Target, cache: TreeCache, rows: int, context: int)
     tree, length = random_tree(rows, target.vocab_size), mx.array([context])
 
     def call() -> Sequence[mx.array]:
-        BLAS.prepare_for(rows)
         hidden, logits = target.verify(tree, cache, length, context)
         return [hidden, mx.argmax(logits, axis=-1), *cache.buffers]
 
@@ -66,7 +64,6 @@ def drafting_call(target: Target, drafter: Drafter, shape: BeamShape, batch: int
 
     def call() -> Sequence[mx.array]:
         nonlocal memory
-        BLAS.prepare_for(B * shape.nodes)
         beams, memory = drafter.draft(memory, seen, shape)
         tree = pack_beam(beams, shape.nodes)
         return [tree.tokens, tree.parents, tree.depths, tree.mask]

@@ -13,8 +13,8 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 
+from redrafter_mlx.cpu.blas import BLAS
 from redrafter_mlx.runtime.atomic_write import write_private_text
-from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.device import chip_name, dtype_name, system_name
 from redrafter_mlx.runtime.launched import launch_name
 from redrafter_mlx.runtime.paths import cache_dir

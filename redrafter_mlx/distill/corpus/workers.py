@@ -22,6 +22,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from redrafter_mlx.cpu.blas import THREAD_VARIABLES
 from redrafter_mlx.distill.corpus.block_progress import BlockProgress
 from redrafter_mlx.distill.corpus.folder import CorpusGauge, CorpusGoal, CorpusJob, CorpusSize
 from redrafter_mlx.distill.corpus.shards import save_shard
@@ -29,7 +30,6 @@ from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.atomic_write import atomic_write, remove_abandoned
-from redrafter_mlx.runtime.blas import THREAD_VARIABLES
 from redrafter_mlx.runtime.child_process import Child, Send, start_child
 from redrafter_mlx.runtime.environment import environment
 from redrafter_mlx.target_model.model import Target

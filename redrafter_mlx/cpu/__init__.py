@@ -1,0 +1,1 @@
+"""All that only a CPU needs, behind one door: `cpu/door.py`."""
