@@ -1,15 +1,21 @@
-"""Beam search in the drafter (paper, section 3.2), in one lazy graph of static shape."""
+"""The search of a drafter's levels, and beam search (paper, section 3.2).
+
+A search is one lazy graph of static shape. What is kept of each level is its only parameter: the
+likeliest candidates, those along given ranks (`static_tree.py`), or drawn ones (`rejection.py`).
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
 
 import mlx.core as mx
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.speculation.beams import Beams, stacked
+from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.speculation.sampling import log_softmax
 
@@ -40,36 +46,77 @@ class Levels(ABC):
         """
 
 
-def beam_search(levels: Levels, root: mx.array, shape: BeamShape) -> Beams:
-    """Return the W likeliest prefixes of each length up to L that start with the root.
+class Kept(NamedTuple):
+    """What a search keeps of one level's candidates: K prefixes, at most W.
 
-    The prefixes of length L are the candidates of the paper. Shorter prefixes that no candidate
-    extends are drafts as well.
+    A candidate is one of the X extended prefixes, followed by one of the drafter's V' outputs.
+
+    Shapes:
+      origins:  [B, K] int32, the extended prefix that each continues, from 0 to X - 1
+      outputs:  [B, K] int32, the output that follows it
+      scores:   [B, K] float32, never above the parent's
+      extended: [B, X] int32, those of the K that the next level extends; None for all
+    """
+
+    origins: mx.array
+    outputs: mx.array
+    scores: mx.array
+    extended: mx.array | None = None
+
+
+Choose = Callable[[int, mx.array, mx.array], Kept]
+"""Chooses among a level's candidates, given the level, from 1 to L - 1, the drafter's logits
+[B, X, V'], and the scores [B, X] of the prefixes that are extended."""
+
+
+def search(levels: Levels, root: mx.array, shape: BeamShape, choose: Choose) -> Beams:
+    """Extend the root level by level with the candidates that `choose` keeps.
 
     Shapes:
       root: [B] int32
     Returns:
-      Beams with W = shape.width and L = shape.length, the likeliest first at each length
+      Beams with W = shape.width and L = shape.length; at each length the prefixes that were kept,
+      in their order, then padding
     """
-    W, L = shape.width, shape.length
-    check_width(levels.vocabulary.size, W)
-    B = root.shape[0]
+    B, W = root.shape[0], shape.width
     tokens = [mx.broadcast_to(root[:, None], (B, W))]
     scores = [mx.zeros((B, W), mx.float32)]
     parents = [mx.zeros((B, W), mx.int32)]
-    for level in range(1, L):
-        if level == 1:  # every beam is the root alone: extend one
-            logits, live = levels.first(), 1
-        else:
-            logits, live = levels.following(parents[-1], tokens[-1]), W
-        check_logits(logits, (B, live, levels.vocabulary.size))
-        step = draft_log_probs(logits)  # [B, live, V']
-        total = scores[-1][:, :live, None] + step
-        best, index = top_k(total.reshape(B, -1), W)
-        tokens.append(levels.vocabulary.to_tokens(index % step.shape[-1]))
-        scores.append(best)
-        parents.append(index // step.shape[-1])
-    return stacked(tokens, scores, parents)
+    # The prefixes that are extended, of which there is one at first: every prefix is the root.
+    origins, last, above = parents[0][:, :1], tokens[0][:, :1], scores[0][:, :1]
+    extended: mx.array | None = None
+    for level in range(1, shape.length):
+        logits = levels.first() if level == 1 else levels.following(origins, last)
+        check_logits(logits, (B, above.shape[1], levels.vocabulary.size))
+        kept = choose(level, logits, above)
+        origins, last, above = kept.origins, levels.vocabulary.to_tokens(kept.outputs), kept.scores
+        parent = origins if extended is None else mx.take_along_axis(extended, origins, axis=1)
+        tokens.append(_padded(last, W, 0))
+        scores.append(_padded(above, W, -mx.inf))
+        parents.append(_padded(parent, W, 0))
+        if (extended := kept.extended) is not None:
+            origins, last, above = (
+                mx.take_along_axis(x, extended, axis=1) for x in (origins, last, above)
+            )
+    return Beams(
+        mx.stack(tokens, axis=2), mx.stack(scores, axis=2), mx.stack(parents, axis=2), True
+    )
+
+
+def beam_search(levels: Levels, root: mx.array, shape: BeamShape) -> Beams:
+    """Return the W likeliest prefixes of each length up to L that start with the root [B].
+
+    The prefixes of length L are the candidates of the paper. Shorter prefixes that no candidate
+    extends are drafts as well.
+    """
+    check_width(levels.vocabulary.size, shape.width)
+
+    def likeliest(_: int, logits: mx.array, above: mx.array) -> Kept:
+        total = above[:, :, None] + draft_log_probs(logits)  # [B, X, V']
+        best, index = top_k(total.reshape(total.shape[0], -1), shape.width)
+        return Kept(index // total.shape[2], index % total.shape[2], best)
+
+    return search(levels, root, shape, likeliest)
 
 
 def draft_log_probs(logits: mx.array) -> mx.array:
@@ -85,6 +132,11 @@ def check_logits(logits: mx.array, shape: tuple[int, int, int]) -> None:
     """Raise ValueError, naming both shapes, for a level's logits of another shape."""
     if logits.shape != shape:
         raise ValueError(f"a level's logits have the shape {logits.shape}, not {shape}")
+
+
+def _padded(x: mx.array, width: int, value: float) -> mx.array:
+    missing = width - x.shape[1]
+    return mx.pad(x, [(0, 0), (0, missing)], constant_values=value) if missing else x
 
 
 def top_k(x: mx.array, k: int) -> tuple[mx.array, mx.array]:

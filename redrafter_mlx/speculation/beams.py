@@ -43,13 +43,6 @@ class Beams(NamedTuple):
         return mx.broadcast_to(iota(self.tokens.shape[1])[None, :, None], self.tokens.shape)
 
 
-def stacked(tokens: list[mx.array], log_probs: list[mx.array], parents: list[mx.array]) -> Beams:
-    """Stack the levels [B, W] of one search, in which all prefixes differ."""
-    return Beams(
-        mx.stack(tokens, axis=2), mx.stack(log_probs, axis=2), mx.stack(parents, axis=2), True
-    )
-
-
 def join_beams(first: Beams, second: Beams) -> Beams:
     """Join the prefixes of two drafters; a prefix that both propose gets the better score.
 

@@ -22,8 +22,7 @@ import mlx.core as mx
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.speculation.accept import Acceptance, up_to
-from redrafter_mlx.speculation.beam_search import Levels, check_width, top_k
-from redrafter_mlx.speculation.beams import stacked
+from redrafter_mlx.speculation.beam_search import Kept, Levels, check_width, search, top_k
 from redrafter_mlx.speculation.constants import iota
 from redrafter_mlx.speculation.sampling import (
     CHOICE,
@@ -66,29 +65,23 @@ def draw_drafts(
       keys:     [B, 2] uint32
     """
     check_width(levels.vocabulary.size, shape.width)
-    W, L = shape.width, shape.length
-    B = root.shape[0]
-    tokens = [mx.broadcast_to(root[:, None], (B, W))]
-    scores = [mx.zeros((B, W))]  # perturbed log-probabilities; 0 at the root, which is certain
-    parents = [mx.zeros((B, W), mx.int32)]
-    likelihood = mx.zeros((B, 1))
+    B, W = root.shape[0], shape.width
+    likelihoods = [mx.zeros((B, 1))]  # of the extended prefixes, level by level
     distributions = []
-    for level in range(1, L):
-        if level == 1:
-            logits, live = levels.first(), 1
-        else:
-            logits, live = levels.following(parents[-1], tokens[-1]), W
-        q = sampled_log_probs(logits, params)  # [B, live, V']
-        distributions.append(mx.broadcast_to(q, (B, W, q.shape[-1])) if live == 1 else q)
-        child = likelihood[:, :, None] + q
-        noise = gumbel_at(keys, position[:, None], live * q.shape[-1], DRAFT + level)
-        perturbed = _with_maximum(child + noise.reshape(q.shape), scores[-1][:, :live, None])
+
+    def draw(level: int, logits: mx.array, above: mx.array) -> Kept:
+        """Keep the W largest of the perturbed log-probabilities, which are the scores here."""
+        q = sampled_log_probs(logits, params)  # [B, X, V']
+        _, live, V = q.shape
+        distributions.append(mx.broadcast_to(q, (B, W, V)))
+        child = likelihoods[-1][:, :, None] + q
+        noise = gumbel_at(keys, position[:, None], live * V, DRAFT + level)
+        perturbed = _with_maximum(child + noise.reshape(q.shape), above[:, :, None])
         best, index = top_k(perturbed.reshape(B, -1), W)
-        likelihood = mx.take_along_axis(child.reshape(B, -1), index, axis=1)
-        tokens.append(levels.vocabulary.to_tokens(index % q.shape[-1]))
-        scores.append(best)
-        parents.append(index // q.shape[-1])
-    drawn = stacked(tokens, scores, parents)
+        likelihoods.append(mx.take_along_axis(child.reshape(B, -1), index, axis=1))
+        return Kept(index // V, index % V, best)
+
+    drawn = search(levels, root, shape, draw)
     tree, sources = pack_with_sources(drawn, shape.nodes)
     log_probs = levels.vocabulary.over_vocabulary(_at_nodes(distributions, sources))
     return SampledDrafts(tree, log_probs)

@@ -14,7 +14,6 @@ Beam search chooses the nodes anew at each step, by the scores of their paths.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -28,8 +27,8 @@ from redrafter_mlx.config import (
     check_int,
 )
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.speculation.beam_search import Levels, check_logits, draft_log_probs, top_k
-from redrafter_mlx.speculation.beams import Beams, stacked
+from redrafter_mlx.speculation.beam_search import Kept, Levels, draft_log_probs, search, top_k
+from redrafter_mlx.speculation.beams import Beams
 
 RankPath = tuple[int, ...]
 
@@ -73,6 +72,10 @@ class StaticTree:
         """Return the sorted paths of one depth; the root's path is empty."""
         return sorted(path for path in self.paths if len(path) == depth) if depth else [()]
 
+    def extended(self, depth: int) -> list[RankPath]:
+        """Return the sorted paths of one depth that have children."""
+        return sorted({path[:-1] for path in self.paths if len(path) == depth + 1})
+
     @cached_property
     def shape(self) -> BeamShape:
         """The beam shape: W nodes at the widest depth, L = depth + 1, and the number of nodes."""
@@ -96,45 +99,29 @@ class StaticTree:
 
 
 def static_tree(levels: Levels, root: mx.array, tree: StaticTree) -> Beams:
-    """Draft along the tree's paths; only nodes that have children are extended.
+    """Draft along the tree's paths after the root [B]; only nodes with children are extended.
 
-    Shapes:
-      root: [B] int32
     Returns:
       Beams of the tree's shape: at each length, the nodes sorted by path, then padding
     """
-    W, L = tree.shape.width, tree.shape.length
-    B = root.shape[0]
-    tokens = [mx.broadcast_to(root[:, None], (B, W))]
-    scores = [mx.zeros((B, W), mx.float32)]
-    parents = [mx.zeros((B, W), mx.int32)]
-    asked: list[RankPath] = []  # the nodes that the last logits are for
-    for depth in range(1, L):
-        above, here = tree.level(depth - 1), tree.level(depth)
-        extended = sorted({path[:-1] for path in here})
-        if depth == 1:
-            logits = levels.first()
-        else:
-            origins = _indices(asked, [path[:-1] for path in extended], B)
-            among = mx.array([above.index(path) for path in extended])
-            logits = levels.following(origins, tokens[-1][:, among])
-        check_logits(logits, (B, len(extended), levels.vocabulary.size))
-        asked = extended
+
+    def in_every_row(index: list[int]) -> mx.array:
+        return mx.broadcast_to(mx.array(index, mx.int32), (root.shape[0], len(index)))
+
+    def ranked(level: int, logits: mx.array, above: mx.array) -> Kept:
+        B, _, V = logits.shape
+        here, extended = tree.level(level), tree.extended(level - 1)
         ranks = max(path[-1] for path in here) + 1
-        step = draft_log_probs(logits)  # [B, extended, V']
-        best, index = top_k(step.reshape(-1, step.shape[-1]), ranks)
-        chosen = mx.array([extended.index(path[:-1]) * ranks + path[-1] for path in here])
-        parent = _indices(above, [path[:-1] for path in here], B)
-        total = mx.take_along_axis(scores[-1], parent, axis=1)
-        total = total + best.reshape(B, -1)[:, chosen]
-        after = [(0, 0), (0, W - len(here))]
-        tokens.append(mx.pad(levels.vocabulary.to_tokens(index.reshape(B, -1)[:, chosen]), after))
-        scores.append(mx.pad(total, after, constant_values=-mx.inf))
-        parents.append(mx.pad(parent, after))
-    return stacked(tokens, scores, parents)
+        best, index = top_k(draft_log_probs(logits).reshape(-1, V), ranks)
+        after = [extended.index(path[:-1]) for path in here]
+        chosen = in_every_row([i * ranks + path[-1] for i, path in zip(after, here, strict=True)])
+        origins = in_every_row(after)
+        step = mx.take_along_axis(best.reshape(B, -1), chosen, axis=1)
+        return Kept(
+            origins=origins,
+            outputs=mx.take_along_axis(index.reshape(B, -1), chosen, axis=1),
+            scores=mx.take_along_axis(above, origins, axis=1) + step,
+            extended=in_every_row([here.index(path) for path in tree.extended(level)]),
+        )
 
-
-def _indices(among: Sequence[RankPath], paths: Sequence[RankPath], batch: int) -> mx.array:
-    """Return the indices of `paths` in `among`, [B, len(paths)] int32."""
-    index = mx.array([among.index(path) for path in paths], mx.int32)
-    return mx.broadcast_to(index, (batch, len(paths)))
+    return search(levels, root, tree.shape, ranked)
