@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from constraints import Rules
-from policies import decode_with
 
 from redrafter_mlx.decoding.proposal import Policy
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
@@ -44,12 +43,8 @@ def run(
         return len(emitted) >= n
 
     cache = cache or decoder.new_cache()
-    if shapes is None:
-        steps = decode(decoder, cache, 0, prompt, sequence_keys(seed), finished, rules)
-    else:
-        assert rules is None
-        steps = decode_with(shapes, decoder, cache, prompt, finished, seed)
-    results = list(steps)
+    keys = sequence_keys(seed)
+    results = [*decode(decoder, cache, 0, prompt, keys, finished, rules, shapes)]
     return emitted[:n], results
 
 

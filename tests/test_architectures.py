@@ -133,7 +133,7 @@ def test_rows_of_a_model_with_grouped_scores_are_decoded_as_if_alone(kv_heads: i
     batch = Pipeline(decoder, FixedPolicy(SHAPE))
     for row in rows:
         row.join(batch, decoder)
-    while batch.rows:
+    while batch.sequences:
         batch.advance()
     for row in rows:
         assert row.emitted[:20] == plain_tokens(model, row.prompt, 20)

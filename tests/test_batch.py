@@ -17,11 +17,9 @@ from tiny import byte_tokenizer, random_drafter, random_model, truncated
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.pipeline import Pipeline
 from redrafter_mlx.decoding.proposal import FixedPolicy, Proposal
-from redrafter_mlx.decoding.sequence import Sequence
+from redrafter_mlx.decoding.sequence import Sequence, Status
 from redrafter_mlx.decoding.single import decode
-from redrafter_mlx.decoding.state import RowOptions
 from redrafter_mlx.decoding.step import Decoder
-from redrafter_mlx.decoding.step_result import read_report
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
 from redrafter_mlx.response import StepResult
@@ -54,9 +52,9 @@ class Decoded:
         self.emitted.extend(result.tokens)
         return len(self.emitted) >= self.n
 
-    def join(self, batch: Pipeline, decoder: Decoder) -> Sequence:
+    def join(self, batch: Pipeline, decoder: Decoder, kind: type[Sequence] = Sequence) -> Sequence:
         text = None if decoder.lookup is None else NgramIndex(decoder.lookup, self.prompt)
-        row = Sequence(self.finished, len(self.prompt), text)
+        row = kind(self.finished, len(self.prompt), text)
         mine = replace(decoder, sampling=self.params)
         keys = sequence_keys(self.seed)
         batch.join(row, *mine.start(decoder.new_cache(), 0, [self.prompt], keys))
@@ -77,8 +75,8 @@ def scheduled(
 ) -> list[Sequence]:
     """Decode the sequences, which join at random steps; return their rows as they end."""
     batch, waiting, ended = Pipeline(decoder, FixedPolicy(decoder.shape)), list(sequences), []
-    while waiting or batch.rows:
-        while waiting and (not batch.rows or rng.random() < 0.3):
+    while waiting or batch.sequences:
+        while waiting and (not batch.sequences or rng.random() < 0.3):
             waiting.pop(0).join(batch, decoder)
         ended += [row for row, _ in batch.advance().ended]
     return ended
@@ -134,12 +132,12 @@ def follow_a_random_schedule(decoder: Decoder, seed: int) -> None:
     batch, waiting = Pipeline(decoder, FixedPolicy(decoder.shape)), list(sequences)
     rows: list[Sequence] = []
     left: set[Sequence] = set()
-    while waiting or batch.rows:
-        while waiting and (not batch.rows or rng.random() < 0.3):
+    while waiting or batch.sequences:
+        while waiting and (not batch.sequences or rng.random() < 0.3):
             rows.append(waiting.pop(0).join(batch, decoder))
         if rng.random() < 0.05:
-            early = rng.choice(batch.rows)
-            early.done = True
+            early = rng.choice(batch.sequences)
+            early.status = Status.FINISHED
             left.add(early)
         batch.advance()
     for each, row in zip(sequences, rows, strict=True):
@@ -170,7 +168,7 @@ def test_rows_of_one_step_accept_different_numbers_of_tokens() -> None:
     for each in sequences:
         each.join(batch, decoder)
     counts = []
-    while len(batch.rows) == 4:
+    while len(batch.sequences) == 4:
         results = batch.advance().results
         counts.append({len(result.tokens) for result in results.values()})
     assert any(len(lengths) > 1 for lengths in counts)
@@ -196,10 +194,10 @@ def test_dead_slots_move_no_output(shape: BeamShape) -> None:
         return honest(tree, cache, length, bound, compiled)
 
     decoder.target.verify = filled  # type: ignore[method-assign, assignment]
-    while batch.rows:
+    while batch.sequences:
         batch.advance()
     del decoder.target.verify
-    assert all(row.done for row in rows)
+    assert all(row.status is Status.FINISHED for row in rows)
     for each in sequences:
         assert each.emitted == each.alone(decoder).emitted
 
@@ -215,10 +213,10 @@ def test_four_rows_with_parameters_of_their_own_draw_from_their_own_distribution
     for seed in range(400):
         cache = decoder.new_cache(rows)
         state, output = decoder.start(cache, 0, [prompt] * rows, sequence_keys(seed, rows))
-        root = read_report(output)[0].tokens[0]
-        state.options = tuple(RowOptions(p) for p in params)
+        root = output.read()[0].tokens[0]
+        state.sampling = tuple(params)
         _, output = decoder.step(state, len(prompt))
-        for count, result in zip(counts, read_report(output), strict=True):
+        for count, result in zip(counts, output.read(), strict=True):
             count[result.tokens[0]] += 1
     logits = target.model(mx.array([[*prompt, root]]))[:, -1:]
     for count, p in zip(counts, params, strict=True):
@@ -252,11 +250,13 @@ def test_rows_give_up_the_slots_of_a_long_text_that_has_left() -> None:
     short, long = Decoded([1, 2, 3], 60), Decoded([i % 258 for i in range(1000)], 4)
     rows = [each.join(batch, decoder) for each in (short, long)]
     held = []
-    while batch.rows:
-        batch.advance()
-        if rows[1].done and batch.rows:
-            cache = batch._parts[0].state.cache
-            held += [cache.target.capacity, *(keys.shape[2] for keys, _ in cache.memory)]
+    while batch.sequences:
+        ended = batch.advance().ended
+        if rows[1].status is Status.FINISHED:
+            held += [batch.slots] if batch.sequences else []
+            held += [
+                keys.shape[2] for row, cache in ended if row is rows[0] for keys, _ in cache.memory
+            ]
     assert len(held) > 0
     assert max(held) <= 2 * CAPACITY_STEP
     assert short.emitted == short.alone(decoder).emitted
@@ -271,7 +271,7 @@ def test_graphs_are_built_for_each_extent_alone(
     decoder = Decoder(tiny(), None, PLAIN, GREEDY)
     sequence, batch = Decoded([1, 2, 3], 280), Pipeline(decoder, FixedPolicy(decoder.shape))
     sequence.join(batch, decoder)
-    while batch.rows:
+    while batch.sequences:
         batch.advance()
     assert decoder.target.compiled == graphs
 
@@ -298,7 +298,7 @@ def test_no_time_is_reported_of_a_step_beside_which_a_graph_was_compiled(
     sequence, batch = Decoded([1, 2, 3], 240), Pipeline(decoder, FixedPolicy(decoder.shape))
     sequence.join(batch, decoder)
     compiled = []
-    while batch.rows:
+    while batch.sequences:
         before = decoder.target.compiled
         batch.advance()
         compiled.append(decoder.target.compiled > before)
@@ -338,7 +338,7 @@ def test_answers_that_begin_together_choose_their_first_shape_once() -> None:
         for sequence in sequences:
             sequence.join(batch, decoder)
         assert batch.first_shape(rows[0], 3) == decoder.shape
-        while batch.rows:
+        while batch.sequences:
             batch.advance()
 
 
@@ -350,9 +350,9 @@ def test_no_time_is_reported_of_a_step_with_a_row_that_was_cancelled() -> None:
     rows = [Decoded([1, 2, 3], 90, seed).join(batch, decoder) for seed in range(3)]
     while not any(shapes.timed[-3:]):
         batch.advance()
-    rows[0].done = True
+    rows[0].status = Status.FINISHED
     batch.advance()
     assert not shapes.timed[-1]
     while not shapes.timed[-1]:
         batch.advance()
-    assert len(batch.rows) == 2
+    assert len(batch.sequences) == 2

@@ -19,7 +19,6 @@ from redrafter_mlx.config import PLAIN, AcceptMethod, BeamShape, SamplingParams
 from redrafter_mlx.decoding.proposal import Drafted, Proposal
 from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.decoding.step import Decoder
-from redrafter_mlx.decoding.step_result import read_report
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
@@ -168,11 +167,11 @@ def test_the_targets_joint_distribution_is_kept(
         keys = sequence_keys(batch, ROWS)
         first = shapes.propose([]).shape
         state, output = decoder.start(decoder.new_cache(ROWS), 0, [PROMPT] * ROWS, keys, first)
-        emitted = [r.tokens for r in read_report(output)]
+        emitted = [r.tokens for r in output.read()]
         while min(map(len, emitted)) < N_TOKENS:
             bound = len(PROMPT) + max(map(len, emitted))
             state, output = decoder.step(state, bound, shapes.propose([]).shape)
-            for row, result in zip(emitted, read_report(output), strict=True):
+            for row, result in zip(emitted, output.read(), strict=True):
                 row.extend(result.tokens)
         for row in emitted:
             counts[tuple(row[:N_TOKENS])] += 1

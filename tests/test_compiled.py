@@ -10,16 +10,18 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from policies import Alternating, decode_with
+from policies import Alternating
 from tiny import byte_model, byte_tokenizer, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Seen
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.speculation.beam_search import beam_search
 from redrafter_mlx.speculation.beams import Beams
+from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
@@ -145,7 +147,8 @@ def test_a_call_is_built_once_for_each_size() -> None:
 
     decoder = Decoder(target, drafts, BeamShape(3, 3), SamplingParams())
     shapes = Alternating(BeamShape(1, 1), BeamShape(3, 3))
-    for _ in decode_with(shapes, decoder, decoder.new_cache(), PROMPT, finished):
+    keys = sequence_keys(0)
+    for _ in decode(decoder, decoder.new_cache(), 0, PROMPT, keys, finished, policy=shapes):
         pass
     calls = [shape for shape in built if shape[1] != len(PROMPT)]
     # Two tree sizes, each after the other or itself, at no more than four extents.

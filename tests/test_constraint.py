@@ -23,7 +23,6 @@ from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.constraint import Constraint, allowed_tokens, constrained
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
-from redrafter_mlx.decoding.step_result import read_report
 from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
@@ -133,7 +132,7 @@ def test_rows_without_a_constraint_are_decoded_as_if_alone() -> None:
     state, output = decoder.start(cache, 0, prompts, sequence_keys(0, 3), constraints=constraints)
     emitted: list[list[int]] = [[], [], []]
     for _ in range(15):
-        for row, result in zip(emitted, read_report(output), strict=True):
+        for row, result in zip(emitted, output.read(), strict=True):
             row.extend(result.tokens)
             if row is emitted[1]:
                 for token in result.tokens:
@@ -184,7 +183,7 @@ def test_lossless_methods_keep_the_constrained_targets_joint_distribution(accept
     cache = decoder.new_cache(rows)
     state, output = decoder.start(cache, 0, [prompt] * rows, keys, constraints=constraints)
     while True:
-        for constraint, result in zip(constraints, read_report(output), strict=True):
+        for constraint, result in zip(constraints, output.read(), strict=True):
             for token in result.tokens:
                 constraint.advance(token)
         lengths = [len(constraint.text) for constraint in constraints]

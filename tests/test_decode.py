@@ -14,10 +14,10 @@ from tiny import plain_tokens, random_drafter, random_model
 from redrafter_mlx.bench.measure.packing import PACKINGS
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding import pipeline
+from redrafter_mlx.decoding.report import Report
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.state import DecodeState
 from redrafter_mlx.decoding.step import Decoder
-from redrafter_mlx.decoding.step_result import StepOutput, read_report
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.response import StepResult
@@ -171,7 +171,7 @@ def submissions(monkeypatch: pytest.MonkeyPatch) -> list[DecodeState]:
     seen: list[DecodeState] = []
     honest = pipeline.submit_verification
 
-    def counting(state: DecodeState, output: StepOutput) -> None:
+    def counting(state: DecodeState, output: Report) -> None:
         seen.append(state)
         honest(state, output)
 
@@ -211,7 +211,7 @@ def test_memory_stays_flat_over_six_hundred_steps() -> None:
         state, output = decoder.step(state, 300)
         pipeline.submit_verification(state, output)
         pipeline.submit_drafting(state)
-        read_report(output)
+        output.read()
         if step % 50 == 49:
             sizes.append(mx.get_active_memory())
     assert max(sizes[1:]) <= sizes[0] * 1.02 + 2**16, sizes

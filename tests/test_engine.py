@@ -81,7 +81,7 @@ def test_an_answer_cancelled_between_two_looks_at_it_ends(
     model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its caller would wait for ever. Here the answer that waits is cancelled after each look."""
-    honest = Answer.finished.fget
+    honest = Answer.over.fget
     assert honest is not None
 
     def looked_at(answer: Answer) -> bool:
@@ -93,7 +93,7 @@ def test_an_answer_cancelled_between_two_looks_at_it_ends(
     redrafter = make(model, None, max_batch=1)
     running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
     next(running)
-    monkeypatch.setattr(Answer, "finished", property(looked_at))
+    monkeypatch.setattr(Answer, "over", property(looked_at))
     waiting = threading.Thread(target=lambda: list(redrafter.stream([7, 8, 9])), daemon=True)
     waiting.start()
     waiting.join(DEADLINE)
@@ -106,7 +106,7 @@ def test_an_answer_cancelled_between_two_looks_at_it_ends(
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """While answers run, prompts are read in the smallest chunks."""
     monkeypatch.setattr("redrafter_mlx.engine.prompt_reader._PREFILL_SECONDS", 1e-6)
-    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader._LEAST_TOKENS", 32)
+    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader._MIN_TOKENS", 32)
 
 
 @pytest.fixture
@@ -410,7 +410,7 @@ def test_a_prompt_is_indexed_beside_its_prefill_never_much_in_one_round(
     shape = {"beam_width": 1, "beam_length": 4, "max_tokens": 12}
     whole = make(model, "lookup")
     want = [len(r.step.path) for r in whole.stream(LONG, **shape)]  # type: ignore[arg-type]
-    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader._MOST_INDEXED", 50)
+    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader._MAX_INDEXED", 50)
     sizes: list[int] = []
     append = NgramIndex.append
 
@@ -596,7 +596,7 @@ def test_an_answer_ends_where_memory_does_and_others_go_on(
 
     def measured(batch: Pipeline) -> Advanced:
         advanced = advance(batch)
-        held.append(sum(len(p.rows) * p.state.cache.target.capacity for p in batch._parts))
+        held.append(batch.slots)
         return advanced
 
     monkeypatch.setattr(Pipeline, "advance", measured)
@@ -824,7 +824,7 @@ def test_wherever_the_engine_fails_no_caller_waits_forever(
     (owner, name), failed = part, threading.Event()
     with monkeypatch.context() as patched, ThreadPoolExecutor(4) as pool:
         patched.setattr(owner, name, failing(1, getattr(owner, name), failed))
-        patched.setattr("redrafter_mlx.engine.prompt_reader._MOST_TOKENS", 100)  # several chunks
+        patched.setattr("redrafter_mlx.engine.prompt_reader._MAX_TOKENS", 100)  # several chunks
         prompts = [*PROMPTS[:3], LONG]
         futures = [pool.submit(tokens_of, redrafter, p, max_tokens=20) for p in prompts]
         errors = [future.exception(timeout=60) for future in futures]

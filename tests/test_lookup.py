@@ -15,7 +15,7 @@ from test_decode import SHAPES, counted_reads
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding.copies import copy_beams, tree_of_copies
+from redrafter_mlx.decoding.host_drafts import continuation_beams, continuation_tree
 from redrafter_mlx.decoding.proposal import Drafted, FixedPolicy
 from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.decoding.step import Decoder
@@ -223,7 +223,7 @@ def line(tokens: list[int], score: float) -> Beams:
 
 def copies_of(text: list[int], shape: BeamShape) -> Beams:
     """Return the beams that an index proposes after a text."""
-    return copy_beams(
+    return continuation_beams(
         [NgramIndex(LOOKUP, text).continuations(1, shape.length - 1)], text[-1:], shape
     )
 
@@ -233,7 +233,7 @@ def test_a_mixed_tree_keeps_the_likelier_branches(sure: float, kept: set[int]) -
     """There is room for two drafts: those with the higher probability are kept."""
     shape = BeamShape(2, 3, 3)
     copies = copies_of([5, 6, 7, 8, 5, 6], shape)
-    tree, _ = tree_of_copies(copies, shape, line([6, 40, 41], sure))
+    tree, _ = continuation_tree(copies, shape, line([6, 40, 41], sure))
     assert {*tree.tokens[0, 1:].tolist()} == kept
 
 
@@ -242,7 +242,7 @@ def test_a_single_beam_is_the_one_that_promises_more(sure: float, first: int) ->
     """A match of two tokens gives 7 a probability of about one half."""
     shape = BeamShape(1, 3)
     copies = copies_of([5, 6, 7, 8, 5, 6], shape)
-    tree, _ = tree_of_copies(copies, shape, line([6, 40, 41], sure))
+    tree, _ = continuation_tree(copies, shape, line([6, 40, 41], sure))
     assert tree.is_chain
     assert tree.tokens[0, 1].item() == first
 
@@ -250,7 +250,7 @@ def test_a_single_beam_is_the_one_that_promises_more(sure: float, first: int) ->
 def test_a_copy_may_be_longer_than_the_drafters_candidates() -> None:
     shape = BeamShape(2, 6)
     copies = copies_of([5, 6, 7, 8, 9, 10, 11, 5, 6], shape)
-    tree, _ = tree_of_copies(copies, shape, line([6, 40, 41], -0.1))
+    tree, _ = continuation_tree(copies, shape, line([6, 40, 41], -0.1))
     depths = dict(zip(tree.tokens[0].tolist(), tree.depths[0].tolist(), strict=True))
     assert (depths[41], depths[11]) == (2, 5)
     assert int(mx.sum(tree.valid)) == 8
@@ -258,7 +258,9 @@ def test_a_copy_may_be_longer_than_the_drafters_candidates() -> None:
 
 def test_rows_without_a_match_have_no_nodes_of_copies() -> None:
     copies = [[Continuation((7, 8), (-0.1, -0.2))], []]
-    tree, _ = tree_of_copies(copy_beams(copies, [1, 2], BeamShape(2, 3)), BeamShape(2, 3), None)
+    tree, _ = continuation_tree(
+        continuation_beams(copies, [1, 2], BeamShape(2, 3)), BeamShape(2, 3), None
+    )
     assert mx.sum(tree.valid, axis=1).tolist() == [3, 1]
 
 

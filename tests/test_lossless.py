@@ -20,11 +20,10 @@ from tiny import random_drafter, random_model
 
 from redrafter_mlx.bench.measure.packing import pack_final, pack_separately
 from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
-from redrafter_mlx.decoding.copies import copy_beams, tree_of_copies
+from redrafter_mlx.decoding.host_drafts import continuation_beams, continuation_tree
 from redrafter_mlx.decoding.proposal import Drafted
 from redrafter_mlx.decoding.state import Drafts
 from redrafter_mlx.decoding.step import Decoder
-from redrafter_mlx.decoding.step_result import read_report
 from redrafter_mlx.drafting.interface import Drafter, Seen
 from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
 from redrafter_mlx.speculation import rejection
@@ -87,10 +86,10 @@ def drawn(
     for batch in range(batches):
         keys = sequence_keys(batch, ROWS)
         state, output = decoder.start(decoder.new_cache(ROWS), 0, [PROMPT] * ROWS, keys)
-        emitted = [r.tokens for r in read_report(output)]
+        emitted = [r.tokens for r in output.read()]
         while min(map(len, emitted)) < N_TOKENS:
             state, output = decoder.step(state, len(PROMPT) + max(map(len, emitted)))
-            for row, result in zip(emitted, read_report(output), strict=True):
+            for row, result in zip(emitted, output.read(), strict=True):
                 row.extend(result.tokens)
         for row in emitted:
             counts[tuple(row[:N_TOKENS])] += 1
@@ -143,7 +142,7 @@ def test_lossless_methods_keep_filtered_distributions(
     assert fits(BeamShape(3, 3), SamplingParams(temperature, accept=accept, **filters), 2)
 
 
-def drawn_with_copies(
+def drawn_revised(
     shape: BeamShape, params: SamplingParams, drafts: bool, as_drawn: bool = False
 ) -> np.ndarray:
     """Return how often each sequence was decoded; every second tree consists of copies.
@@ -157,21 +156,21 @@ def drawn_with_copies(
     for batch in range(3):
         keys = sequence_keys(batch, ROWS)
         state, output = decoder.start(decoder.new_cache(ROWS), 0, [PROMPT] * ROWS, keys)
-        emitted = [r.tokens for r in read_report(output)]
+        emitted = [r.tokens for r in output.read()]
         indexes = [NgramIndex(Lookup(1), [*PROMPT, *row]) for row in emitted]
         for step in itertools.count():
             if min(map(len, emitted)) >= N_TOKENS:
                 break
             if step % 2 == 0:
                 copies = [index.continuations(shape.width, shape.length - 1) for index in indexes]
-                beams = copy_beams(copies, [row[-1] for row in emitted], shape)
-                tree, from_host = tree_of_copies(beams, shape, state.drafts.beams)
+                beams = continuation_beams(copies, [row[-1] for row in emitted], shape)
+                tree, from_host = continuation_tree(beams, shape, state.drafts.beams)
                 log_probs = state.drafts.log_probs if as_drawn else None
                 made = Drafted(shape, drawn=log_probs is not None, from_host=True)
                 drafts_now = Drafts(tree, (made,) * ROWS, log_probs, from_host=from_host)
                 state = replace(state, drafts=drafts_now)
             state, output = decoder.step(state, len(PROMPT) + max(map(len, emitted)))
-            for index, row, result in zip(indexes, emitted, read_report(output), strict=True):
+            for index, row, result in zip(indexes, emitted, output.read(), strict=True):
                 row.extend(result.tokens)
                 index.extend(result.tokens)
         for row in emitted:
@@ -187,18 +186,18 @@ def fits_the_target(counts: np.ndarray) -> bool:
 
 @pytest.mark.parametrize("accept", ["sample", "rejection"])
 @pytest.mark.parametrize("drafts", [False, True], ids=["alone", "drafter"])
-def test_lossless_methods_keep_the_joint_distribution_with_copies(
+def test_lossless_methods_keep_the_joint_distribution_revised(
     accept: AcceptMethod, drafts: bool
 ) -> None:
     """Every token of the vocabulary may occur in the text before, and so may be copied."""
     params = SamplingParams(1.0, accept=accept)
-    assert fits_the_target(drawn_with_copies(BeamShape(3, 3), params, drafts))
+    assert fits_the_target(drawn_revised(BeamShape(3, 3), params, drafts))
 
 
 def test_copies_that_are_taken_for_drawn_ones_fail() -> None:
     """The wrong scheme: test copies as if they had come from the drafter's distribution."""
     params = SamplingParams(1.0, accept="rejection")
-    assert not fits_the_target(drawn_with_copies(BeamShape(3, 3), params, True, as_drawn=True))
+    assert not fits_the_target(drawn_revised(BeamShape(3, 3), params, True, as_drawn=True))
 
 
 def test_rejection_keeps_the_distribution_when_the_tree_is_cut_short() -> None:
@@ -279,7 +278,7 @@ def longest_of_independent_beams(
 def test_the_longest_of_independently_tested_beams_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheme of the paper's own MLX code."""
     monkeypatch.setattr(
-        "redrafter_mlx.decoding.verdict.accept_rejection", longest_of_independent_beams
+        "redrafter_mlx.decoding.acceptance.accept_rejection", longest_of_independent_beams
     )
     assert not fits(BeamShape(3, 3), SamplingParams(1.0, accept="rejection"))
 

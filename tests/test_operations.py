@@ -13,8 +13,8 @@ from tiny import random_drafter, random_model
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.cpu import fast_functions
+from redrafter_mlx.decoding.host_drafts import revised
 from redrafter_mlx.decoding.proposal import Drafted, Proposal
-from redrafter_mlx.decoding.rows import with_copies
 from redrafter_mlx.decoding.state import Drafts
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.continuation import Continuation
@@ -53,9 +53,9 @@ def third_step(
     cache = decoder.new_cache()
     state, output = decoder.start(cache, 0, [_PROMPT], sequence_keys(0))
     for step in range(3):
-        mx.eval(output.report, state.length, *state.drafts.tree.arrays, *cache.target.buffers)
+        mx.eval(output.values, state.length, *state.drafts.tree.arrays, *cache.target.buffers)
         state, output = decoder.step(state, len(_PROMPT) - 1 + step * shape.length)
-    return [output.report, state.length, *cache.target.buffers], list(state.drafts.tree.arrays)
+    return [output.values, state.length, *cache.target.buffers], list(state.drafts.tree.arrays)
 
 
 def step_launches(
@@ -148,7 +148,7 @@ def launched_for_a_copy(batch: int) -> int:
     drafts = Drafts(pack_beam(beams, 6), (Drafted(BeamShape(3, 3, 6)),) * batch, beams=beams)
     mx.eval(drafts.tree.arrays, beams.tokens, beams.log_probs)
     plan = Proposal(BeamShape(1, 8), [Continuation(tuple(range(7)), (-0.1,) * 7, 4)])
-    copied = with_copies(drafts, [plan, *[None] * (batch - 1)], [1] * batch)
+    copied = revised(drafts, [plan, *[None] * (batch - 1)], [1] * batch)
     return launched([*copied.tree.arrays]).total()
 
 

@@ -14,7 +14,7 @@ from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.prefix_cache import PrefixCache, common_prefix
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.single import decode
-from redrafter_mlx.decoding.state import root_alone
+from redrafter_mlx.decoding.state import Drafts
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Features, Memory, Seen
 from redrafter_mlx.drafting.oracle import Oracle
@@ -305,7 +305,7 @@ def test_a_prompt_grows_the_buffers_once(decoder: Decoder, chunk: int, prompt: i
         prefill.read(chunk)
         capacities.add(prefill.cache.target.capacity)
     length = mx.array([prompt])
-    decoder.target.verify(root_alone(mx.array([1, 1])), prefill.cache.target, length, prompt)
+    decoder.target.verify(Drafts.plain(mx.array([1, 1])).tree, prefill.cache.target, length, prompt)
     assert capacities == {prefill.cache.target.capacity} == {planned_capacity(prompt, 1)}
 
 

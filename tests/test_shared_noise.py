@@ -124,8 +124,8 @@ def test_rows_of_every_method_in_one_batch_are_drafted_as_if_alone() -> None:
     for seed, params in enumerate(rows):
         mine, keys = replace(decoder, sampling=params), sequence_keys(seed)
         batch.join(collect(together[seed]), *mine.start(mine.new_cache(), 0, [PROMPT], keys))
-        finished = collect(alone[seed]).finished
+        finished = collect(alone[seed]).on_result
         list(decode(mine, mine.new_cache(), 0, PROMPT, keys, finished))
-    while batch.rows:
+    while batch.sequences:
         batch.advance()
     assert together == alone

@@ -103,7 +103,7 @@ def test_rows_of_different_length_are_decoded_as_if_alone(name: str) -> None:
     for row in rows:
         row.join(batch, decoder)
         batch.advance()
-    while batch.rows:
+    while batch.sequences:
         batch.advance()
     for row in rows:
         assert row.emitted[:40] == plain_tokens(model, row.prompt, 40)

@@ -16,9 +16,8 @@ from tiny import plain_tokens, truncated
 from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS, read_questions
 from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
 from redrafter_mlx.decoding.single import decode
-from redrafter_mlx.decoding.state import DecodeState, RowOptions
+from redrafter_mlx.decoding.state import DecodeState, Drafts
 from redrafter_mlx.decoding.step import Decoder
-from redrafter_mlx.decoding.step_result import read_report
 from redrafter_mlx.drafting import recurrent
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.forms import DrafterFolder
@@ -224,12 +223,12 @@ def test_next_token_frequencies_are_the_targets_probabilities(
     counts = np.zeros(target.vocab_size)
     for batch in range(32):
         keys = sequence_keys(batch, rows)
-        drafts = decoder._draft(cache, seen, keys, [params] * rows, decoder.shape)
+        roots, each = Drafts.plain(seen.root), ((params,) * rows, (False,) * rows, (None,) * rows)
+        drafts = decoder._draft(DecodeState(cache, length, roots, keys, *each), seen, decoder.shape)
         cache.target.pending = None  # the same position again
-        options = (RowOptions(params),) * rows
-        state = DecodeState(cache, length, drafts, keys, options, (None,) * rows)
+        state = DecodeState(cache, length, drafts, keys, *each)
         _, output = decoder.step(state, len(ids) - 1)
-        for result in read_report(output):
+        for result in output.read():
             counts[result.tokens[0]] += 1
     logits = smollm2.loaded.model(mx.array([ids]))[0, -1]
     expected = sampled_probs(logits, params) * counts.sum()

@@ -13,7 +13,7 @@ from test_tree import ended_early, living_paths, random_beams
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decoding.copies import tree_of_copies
+from redrafter_mlx.decoding.host_drafts import continuation_tree
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
 from redrafter_mlx.drafting.ngram import Lookup
@@ -41,7 +41,7 @@ def test_copied_nodes_are_those_that_the_drafter_does_not_propose(seed: int, joi
         parts.append((tokens, scores))
     drafted, copies = (Beams(mx.array(t), mx.array(s)) for t, s in parts)
     shape = BeamShape(W, max(lengths), rng.randrange(2, 12))
-    tree, from_host = tree_of_copies(copies, shape, drafted if joined else None)
+    tree, from_host = continuation_tree(copies, shape, drafted if joined else None)
     for b in range(B):
         proposed = living_paths(parts[0][0][b], parts[0][1][b]) if joined else {}
         nodes = packed_paths(

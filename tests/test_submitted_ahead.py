@@ -12,13 +12,13 @@ import pytest
 from test_batch import FEW, GREEDY, VARIOUS, Decoded, drafted, scheduled, some, tiny
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.decoding import order
 from redrafter_mlx.decoding import pipeline as pipeline_module
-from redrafter_mlx.decoding import step_clock
 from redrafter_mlx.decoding.pipeline import Pipeline
 from redrafter_mlx.decoding.proposal import FixedPolicy, Proposal
+from redrafter_mlx.decoding.report import Report
 from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.decoding.step import Decoder
-from redrafter_mlx.decoding.step_result import read_report
 from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
 from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.sampling import sequence_keys
@@ -61,12 +61,14 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append("submit")
         submit(*given)  # type: ignore[arg-type]
 
-    def read(output: pipeline_module.StepOutput) -> list[StepResult]:
+    honest = Report.read
+
+    def read(report: Report) -> list[StepResult]:
         found.append("read")
-        return read_report(output)
+        return honest(report)
 
     monkeypatch.setattr(pipeline_module, "submit_verification", submitted)
-    monkeypatch.setattr(pipeline_module, "read_report", read)
+    monkeypatch.setattr(Report, "read", read)
     return found
 
 
@@ -116,18 +118,25 @@ def test_a_batch_submits_ahead_and_goes_on_without_the_row_that_ended(events: li
         *["read", "submit"],  # without the row that ended
         *["submit", "read"] * 2,  # the last one is of no use
     ]
-    assert not batch.rows
+    assert not batch.sequences
     assert left == {1: 5, 0: 2, 2: 2}
     for each in sequences:
         assert steps(each) == steps(each.alone(waiting))
 
 
+class EndsAtFive(Sequence):
+    """A sequence that is known to end with its fifth token."""
+
+    @property
+    def ends_next(self) -> bool:
+        return self.committed == 5
+
+
 def test_an_answer_whose_last_token_is_known_submits_nothing_after_it(events: list[str]) -> None:
     ahead, _ = both(Decoder(tiny(), None, PLAIN, GREEDY))
     sequence, batch = Decoded([1, 2], 5), Pipeline(ahead, FixedPolicy(PLAIN))
-    row = sequence.join(batch, ahead)
-    row.ends_next = lambda: len(sequence.emitted) == 4
-    while batch.rows:
+    sequence.join(batch, ahead, kind=EndsAtFive)
+    while batch.sequences:
         batch.advance()
     assert events == ["submit"] + ["submit", "read"] * 4 + ["read"]
 
@@ -160,7 +169,7 @@ def test_a_plain_step_between_trees_is_timed_without_the_host_that_it_waits_for(
     """
     clock = SimpleNamespace(now=0.0)
     clock.perf_counter = lambda: clock.now
-    monkeypatch.setattr(step_clock, "time", clock)
+    monkeypatch.setattr(order, "time", clock)
     submit = pipeline_module.submit_drafting
 
     def drafting(*given: object) -> None:
@@ -177,8 +186,8 @@ def test_a_plain_step_between_trees_is_timed_without_the_host_that_it_waits_for(
         clock.now += 1
         return sequence.finished(result)
 
-    row.finished = finished
-    while batch.rows:
+    row.on_result = finished
+    while batch.sequences:
         batch.advance()
     timed = [step for step in sequence.results if step.seconds is not None]
     assert {(step.query_rows == 1, step.seconds) for step in timed} == {(True, 0), (False, 11)}
@@ -186,8 +195,8 @@ def test_a_plain_step_between_trees_is_timed_without_the_host_that_it_waits_for(
     # A step that waits in plain decoding too is timed as it is.
     decoder, sequence = replace(ahead, lookup=Lookup(1)), Decoded([1, 2], 30)
     batch = Pipeline(decoder, Waiting(True))
-    sequence.join(batch, decoder).finished = finished
-    while batch.rows:
+    sequence.join(batch, decoder).on_result = finished
+    while batch.sequences:
         batch.advance()
     assert {step.seconds for step in sequence.results if step.seconds is not None} == {11}
 
@@ -208,18 +217,20 @@ def test_a_step_takes_as_long_as_the_device_whenever_the_host_gets_to_read_it(
 
     unread = iter(done)
 
-    def read(output: pipeline_module.StepOutput) -> list[StepResult]:
-        clock.now = max(clock.now, next(unread))
-        return read_report(output)
+    honest = Report.read
 
-    monkeypatch.setattr(step_clock, "time", clock)
+    def read(report: Report) -> list[StepResult]:
+        clock.now = max(clock.now, next(unread))
+        return honest(report)
+
+    monkeypatch.setattr(order, "time", clock)
     monkeypatch.setattr(pipeline_module, "submit_verification", submitted)
-    monkeypatch.setattr(pipeline_module, "read_report", read)
+    monkeypatch.setattr(Report, "read", read)
     ahead, _ = both(Decoder(tiny(), None, PLAIN, GREEDY, lookup=Lookup(2)))
     sequence, shapes = Decoded([1, 2], 60), Waiting(True, True, False, False, False, True, False)
     batch = Pipeline(ahead, shapes)
     sequence.join(batch, ahead)
-    while batch.rows:
+    while batch.sequences:
         batch.advance()
     times = [step.seconds for step in sequence.results if step.seconds is not None]
     assert shapes.answers == {True, False}, "some steps wait, and some do not"
@@ -233,9 +244,9 @@ def test_a_long_row_that_left_takes_no_more_room() -> None:
     batch = Pipeline(ahead, FixedPolicy(PLAIN))
     Decoded([1] * (CAPACITY_STEP - 4), 4).join(batch, ahead)
     Decoded([2], 20).join(batch, ahead)
-    while len(batch.rows) == 2:
+    while len(batch.sequences) == 2:
         batch.advance()
-    while batch.rows:
+    while batch.sequences:
         assert batch.growth == 0
         batch.advance()
 
@@ -248,7 +259,7 @@ def test_a_text_is_continued_from_the_cache_of_an_answer_that_ended(others: int)
     for seed in range(others):
         Decoded([seed], 20).join(batch, ahead)
     ended: list[tuple[Sequence, pipeline_module.SequenceCache]] = []
-    while batch.rows:
+    while batch.sequences:
         ended += batch.advance().ended
     row, cache = ended[0]
     text = [*first.prompt, *first.emitted]
@@ -258,7 +269,7 @@ def test_a_text_is_continued_from_the_cache_of_an_answer_that_ended(others: int)
     again = Sequence(longer.finished, len(longer.prompt))
     start = ahead.start(cache, row.committed, [longer.prompt], sequence_keys(0))
     batch.join(again, *start)
-    while batch.rows:
+    while batch.sequences:
         batch.advance()
     assert longer.emitted == Decoded([*text, 5, 6], 8).alone(waiting).emitted
 

@@ -1,4 +1,4 @@
-"""Batched decoding: sequences that share each step, and join or leave between steps.
+"""The pipeline of a batch: sequences that share each step, and join or leave between steps.
 
 A step is built, submitted, and its results are read. `Order` says how these three follow one
 another from one step to the next; the plain loop, which waits, is the reference of the others.
@@ -7,222 +7,350 @@ another from one step to the next; the plain loop, which waits, is the reference
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 import mlx.core as mx
 
 from redrafter_mlx.config import PLAIN, BeamShape
+from redrafter_mlx.decoding.host_drafts import revised
+from redrafter_mlx.decoding.order import Order, StepClock
 from redrafter_mlx.decoding.proposal import Policy, Proposal
-from redrafter_mlx.decoding.rows import join_states, take_states, with_copies
-from redrafter_mlx.decoding.sequence import Sequence
+from redrafter_mlx.decoding.report import Report
+from redrafter_mlx.decoding.sequence import Sequence, Status
 from redrafter_mlx.decoding.sequence_cache import SequenceCache, SequenceSnapshot
 from redrafter_mlx.decoding.state import DecodeState, Drafts
 from redrafter_mlx.decoding.step import Decoder
-from redrafter_mlx.decoding.step_clock import Order, StepClock
-from redrafter_mlx.decoding.step_result import StepOutput, read_report
-from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.response import StepResult
-from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.cache_slots import round_up
 from redrafter_mlx.target_model.kv_cache import CAPACITY_STEP, SPARE_STEP, planned_capacity
 
 _CLEAR_EVERY = 256
 """Number of steps after which unused memory is returned to the system, as in mlx-lm's loop."""
 
+Ended = list[tuple[Sequence, SequenceCache]]
+"""Sequences that have left the batch, each with its cache, ready to be kept."""
+
 
 class Advanced(NamedTuple):
     """The outcome of one step of a batch.
 
-    results: the step's result of each row in it; of rows that joined, their prompt's result
-    ended:   rows that have left the batch, with their caches, ready to be kept
+    results: each sequence's result of the step; of one that has joined, its prompt's result
     """
 
     results: dict[Sequence, StepResult]
-    ended: list[tuple[Sequence, SequenceCache]]
+    ended: Ended
 
 
-class _Part(NamedTuple):
-    """Rows that share one state and whose last results are unread.
+class _Step(NamedTuple):
+    """A step of some sequences that is built, and perhaps submitted; its report is unread.
 
-    unread: maximum number of tokens that those results add to the committed text
+    sequences: by batch row; None where one has left although the step was submitted with it
+    state:     after the step
     """
 
-    rows: list[Sequence]
+    sequences: list[Sequence | None]
     state: DecodeState
-    output: StepOutput
-    unread: int
+    report: Report
 
+    def running(self) -> list[tuple[int, Sequence]]:
+        """Return the batch row of each sequence that goes on."""
+        each = enumerate(self.sequences)
+        return [(b, s) for b, s in each if s is not None and s.status is not Status.FINISHED]
 
-class _Next(NamedTuple):
-    """The next step of some rows, built but not submitted, and the trees that it verifies."""
+    @property
+    def is_full(self) -> bool:
+        """Whether all its sequences go on."""
+        return len(self.running()) == len(self.sequences)
 
-    rows: list[Sequence]
-    verified: TokenTree
-    state: DecodeState
-    output: StepOutput
+    @property
+    def capacity(self) -> int:
+        """Number of cache slots of each sequence."""
+        return self.state.cache.target.capacity
+
+    @property
+    def next_capacity(self) -> int:
+        """The same once the next trees are verified."""
+        nodes = self.state.drafts.tree.tokens.shape[1]
+        return max(self.capacity, planned_capacity(self.bound, nodes))
+
+    @property
+    def bound(self) -> int:
+        """Upper bound of the committed length of its sequences, once its report is read."""
+        committed = max(s.committed for s in self.sequences if s is not None)
+        return committed + self.report.max_committed
 
 
 class Pipeline:
     """Sequences that are decoded together, step by step."""
 
-    def __init__(self, decoder: Decoder, shapes: Policy) -> None:
-        self._decoder, self._shapes = decoder, shapes
-        self._parts: list[_Part] = []
+    def __init__(self, decoder: Decoder, policy: Policy) -> None:
+        self._decoder, self._policy = decoder, policy
+        self._steps: list[_Step] = []  # submitted and unread: one, and those of prompts that join
         self._shape = PLAIN  # the latest choice
         self._awaited = False  # whether the batch is empty, and its first shape is chosen
         self._clock = StepClock()
-        self._steps = 0
+        self._count = 0
 
     @property
-    def rows(self) -> list[Sequence]:
+    def sequences(self) -> list[Sequence]:
         """The sequences in the batch, the newest last."""
-        return [row for part in self._parts for row in part.rows if not row.left]
+        return [each for step in self._steps for each in step.sequences if each is not None]
+
+    @property
+    def slots(self) -> int:
+        """Number of cache slots that all sequences together hold."""
+        return sum(len(step.sequences) * step.capacity for step in self._steps)
 
     @property
     def growth(self) -> int:
-        """Number of cache slots that the next step adds, those of all rows together."""
-        held = [part.state.cache.target.capacity for part in self._parts]
-        needed = [
-            planned_capacity(
-                _committed([row for row in rows if not row.left]) + unread,
-                state.drafts.tree.tokens.shape[1],
-            )
-            for rows, state, _, unread in self._parts
-        ]
-        counts = [len(part.rows) for part in self._parts]
-        total = sum(counts) * max([*held, *needed], default=0)
-        return total - sum(n * T for n, T in zip(counts, held, strict=True))
+        """Number of cache slots that the next step adds, those of all sequences together."""
+        rows = sum(len(step.sequences) for step in self._steps)
+        most = max((step.next_capacity for step in self._steps), default=0)
+        return rows * most - self.slots
 
-    def first_shape(self, row: Sequence, size: int) -> BeamShape:
-        """Return the shape of a joining row's first drafts.
+    def first_shape(self, sequence: Sequence, size: int) -> BeamShape:
+        """Return the shape of a joining sequence's first drafts.
 
-        An empty batch chooses it once, for `size` rows like this one, whose prompts are read
+        An empty batch chooses it once, for `size` sequences like this one, whose prompts are read
         together; otherwise it is the current shape.
         """
-        if not (self._parts or self._awaited):
+        if not (self._steps or self._awaited):
             self._awaited = True
-            self._shape = self._shapes.propose([row] * size).shape
+            self._shape = self._policy.propose([sequence] * size).shape
         return self._shape
 
-    def join(self, row: Sequence, state: DecodeState, output: StepOutput) -> None:
+    def join(self, sequence: Sequence, state: DecodeState, report: Report) -> None:
         """Add a sequence, which takes part from the next step on, with its prompt's results."""
-        submit_verification(state, output)
+        submit_verification(state, report)
         submit_drafting(state)
         self._awaited = False
-        self._parts.append(_Part([row], state, output, 0))
+        self._steps.append(_Step([sequence], state, report))
 
     def abandon(self) -> list[Sequence]:
-        """Drop all rows, whose state is lost because `advance` has failed; return them."""
-        rows, self._parts = self.rows, []
+        """Drop all sequences, whose state is lost because `advance` has failed; return them."""
+        sequences, self._steps = self.sequences, []
         self._clock.skip()
-        return rows
+        return sequences
 
     def skip_timing(self) -> None:
         """Do not time the current step: it does not have the machine to itself."""
         self._clock.skip()
 
     def advance(self) -> Advanced:
-        """Read what every row has emitted, and submit the next step of the rows that continue."""
-        shape = self._shape = self._shapes.propose(self.rows).shape
+        """Read what every sequence has emitted, and submit the next step of those that go on."""
+        shape = self._shape = self._policy.propose(self.sequences).shape
         order, slow = self._order(), self._decoder.target.slow_calls
-        stepped = [row for row in self.rows if not row.fresh]
-        drafted = [part.state.drafts for part in self._parts]
-        if order is Order.WAIT:
-            results = self._read(self._parts, order)
-            following, ended = self._after_reading(shape, results)
-            self._submit_waiting(following, drafted)
-        elif order is Order.BUILD_AHEAD:
-            before, ahead = self._parts[0].state.cache.snapshot(), self._ahead(shape)
-            self._skip_slow_calls(slow)  # the host was late to read
-            results = self._read(self._parts, order)
-            following, ended = self._after_reading(shape, results, (before, ahead))
-            del before, ahead  # MLX would copy buffers that have a second reference
-            self._submit_waiting(following, drafted)
-        else:
-            current = self._parts
+        current, running = self._steps, [s for s in self.sequences if s.status is Status.RUNNING]
+        if order is Order.SUBMIT_AHEAD:
             self._submit(self._ahead(shape))
+            self._skip_slow_calls(slow)  # the host was late to read
+            results = self._read(current, order)
+            ended = self._remove_ended()
+        elif order is Order.BUILD_AHEAD:
+            before, ahead = current[0].state.cache.snapshot(), self._ahead(shape)
             self._skip_slow_calls(slow)
             results = self._read(current, order)
-            ended = self._ended_after_submitting()
+            following, ended = self._if_unchanged(ahead, before, shape, results)
+            del before, ahead  # MLX would copy buffers that have a second reference
+            self._submit_waiting(following, current)
+        else:
+            results = self._read(current, order)
+            following, ended = self._after_reading(shape, results, self._revise())
+            self._submit_waiting(following, current)
         self._skip_slow_calls(slow)  # the next step starts late, and a new graph is slow at first
-        learned = [row for row in stepped if row in results]
-        self._shapes.learn(learned, [results[row] for row in learned])
+        learned = [sequence for sequence in running if sequence in results]
+        self._policy.learn(learned, [results[sequence] for sequence in learned])
         return Advanced(results, ended)
 
     def _order(self) -> Order:
         """Choose the order of the next step: the host waits as little as the step allows.
 
-        The unread results change the step where rows join or leave, and where a constraint's masks
-        depend on what was accepted. Nor is it built where only copies are verified now: after them
-        the text goes on repeating itself, and the next copies are found only in what is read.
+        The unread results change the step where sequences join or leave, and where a constraint's
+        masks depend on what was accepted. Nor is it built where only continuations from the host
+        are verified now: after them the text goes on repeating itself, and the next ones are found
+        only in what is read.
 
         A plain step that no result can change is submitted before they are read, as in mlx-lm's
         loop: no drafter keeps the device busy while the host submits, which on a GPU can take as
-        long as a small model's call. If a row then ends unexpectedly, its part of the step is
+        long as a small model's call. If a sequence then ends unexpectedly, its part of the step is
         unused, not wrong.
         """
-        if not self._decoder.target.builds_ahead or len(self._parts) != 1:
+        if not self._decoder.target.builds_ahead or len(self._steps) != 1:
             return Order.WAIT
-        ((rows, state, output, unread),) = self._parts
-        if any(row.done or row.constraint is not None for row in rows):
+        ((sequences, state, report),) = self._steps
+        running = [sequence for _, sequence in self._steps[0].running()]
+        constrained = any(sequence.constraint is not None for sequence in running)
+        if constrained or len(running) < len(sequences):
             return Order.WAIT
-        if not state.drafts.plain:
+        if not state.drafts.are_roots:
             return Order.BUILD_AHEAD
-        if all(made.from_host for made in output.rows):
+        if all(made.from_host for made in report.drafted):
             return Order.WAIT
-        certain = unread <= 1 and not any(row.ends_next() for row in rows)
-        if certain and self._stays_plain(rows):
-            return Order.SUBMIT_AHEAD
-        return Order.BUILD_AHEAD
+        certain = report.max_committed <= 1 and not any(each.ends_next for each in running)
+        return Order.SUBMIT_AHEAD if certain and self._stays_plain(running) else Order.BUILD_AHEAD
 
-    def _stays_plain(self, rows: abc.Sequence[Sequence]) -> bool:
-        """Whether a plain tree of these rows can be submitted before reading.
+    def _stays_plain(self, sequences: abc.Sequence[Sequence]) -> bool:
+        """Whether a plain tree of these sequences can be submitted before reading.
 
-        Not where the tokens that are still unread may complete an n-gram whose copy may pay.
+        Not where the tokens that are still unread may complete an n-gram whose match may pay.
         """
         if not self._decoder.target.submits_ahead or self._decoder.remembers:
             return False
-        constrained = any(row.constraint is not None for row in rows)
-        return not constrained and not self._shapes.may_revise(rows)
+        constrained = any(sequence.constraint is not None for sequence in sequences)
+        return not constrained and not self._policy.may_revise(sequences)
 
-    def _ahead(self, shape: BeamShape) -> _Next:
+    def _ahead(self, shape: BeamShape) -> _Step:
         """Build the next step before the last results are read."""
-        ((rows, state, _, unread),) = self._parts
-        verified = state.drafts.tree
-        return _Next(rows, verified, *self._decoder.step(state, _committed(rows) + unread, shape))
+        (step,) = self._steps
+        return _Step(step.sequences, *self._decoder.step(step.state, step.bound, shape))
+
+    def _if_unchanged(
+        self,
+        ahead: _Step,
+        before: SequenceSnapshot,
+        shape: BeamShape,
+        results: abc.Mapping[Sequence, StepResult],
+    ) -> tuple[_Step | None, Ended]:
+        """Return the step that was built ahead; another where the results change it.
+
+        That is where a sequence ended or continuations from the host were found. `before` is the
+        cache before the step that was built.
+        """
+        proposals = self._revise()
+        if not proposals and ahead.is_full:
+            return ahead, []
+        self._steps[0].state.cache.restore(before)
+        return self._after_reading(shape, results, proposals)
 
     def _after_reading(
         self,
         shape: BeamShape,
-        results: Mapping[Sequence, StepResult],
-        built: tuple[SequenceSnapshot, _Next] | None = None,
-    ) -> tuple[_Next | None, list[tuple[Sequence, SequenceCache]]]:
-        """Return the next step, None if no row continues, and the rows that have ended.
+        results: abc.Mapping[Sequence, StepResult],
+        proposals: abc.Mapping[Sequence, Proposal],
+    ) -> tuple[_Step | None, Ended]:
+        """Return the next step, None if no sequence goes on, and those that have ended."""
+        ended = self._ended(self._steps)
+        sequences: list[Sequence] = []
+        states, drafter = [], self._decoder.drafter
+        for step in self._steps:
+            if not (running := step.running()):
+                continue
+            rows, mine = zip(*running, strict=True)
+            committed = max(sequence.committed for sequence in mine)
+            slots = planned_capacity(committed, CAPACITY_STEP)  # a long text may have left
+            state = step.state.take(rows, slots, drafter)
+            if any(sequence in proposals for sequence in mine):
+                roots = [results[sequence].tokens[-1] for sequence in mine]
+                chosen = [proposals.get(sequence) for sequence in mine]
+                state = replace(state, drafts=revised(state.drafts, chosen, roots))
+            sequences += mine
+            states.append(state)
+        if not states:
+            return None, ended
+        if len(states) > 1 or not all(step.is_full for step in self._steps):
+            self.skip_timing()
+        if len(states) > 1 and drafter is not None:
+            for state in states:
+                state.cache.catch_up(drafter)
+        if all(each in proposals and not proposals[each].draft_after for each in sequences):
+            shape = PLAIN
+        committed = max(sequence.committed for sequence in sequences)
+        constraints = [sequence.constraint for sequence in sequences]
+        joined = DecodeState.joined(states)
+        following = self._decoder.step(joined, committed, shape, constraints)
+        return _Step([*sequences], *following), ended
 
-        `built` is the one that was built ahead, and the cache before it. It is dropped where the
-        results change it: a row ended, or copies of the text were found.
+    def _revise(self) -> dict[Sequence, Proposal]:
+        """Return what the policy proposes in place of the trees that were drafted."""
+        running = [
+            (sequence, step.state.drafts.drafted[b])
+            for step in self._steps
+            for b, sequence in step.running()
+        ]
+        if not running:
+            return {}
+        sequences, drafted = zip(*running, strict=True)
+        proposals = self._policy.revise(sequences, drafted)
+        return {s: p for s, p in zip(sequences, proposals, strict=True) if p is not None}
+
+    def _submit_waiting(self, following: _Step | None, before: abc.Sequence[_Step]) -> None:
+        """Submit the next step after reading those `before`, or none.
+
+        A plain step that could have been submitted before is timed from now on, and without the
+        drafting after it: in plain decoding there would be none, and the host would work meanwhile.
         """
-        plans = self._plan_copies()
-        if built is not None:
-            before, ahead = built
-            if not plans and not any(row.done for row in self.rows):
-                return ahead, []
-            self._parts[0].state.cache.restore(before)
-            del before, ahead, built
-        ended = _caches_of_ended(self._parts, self._decoder.drafter)
-        return self._build(shape, plans, results), ended
+        self._steps = []
+        if following is None:
+            return
+        sequences = [sequence for _, sequence in following.running()]
+        early = following.report.nodes == 1 and self._stays_plain(sequences)
+        if early:
+            self._clock.restart()
+        drafted = [step.state.drafts for step in before]
+        self._submit(following, drafted, alone=early and not following.state.drafts.are_roots)
 
-    def _ended_after_submitting(self) -> list[tuple[Sequence, SequenceCache]]:
-        """Return the rows that have ended, although the step that was submitted holds them."""
-        ended = _caches_of_ended(self._parts, self._decoder.drafter)
-        for row, _ in ended:
-            row.left = True
+    def _submit(
+        self, step: _Step, drafted: abc.Sequence[Drafts] = (), *, alone: bool = False
+    ) -> None:
+        """Submit the next step of all sequences.
+
+        drafted: the drafts made in the current step
+        alone:   time its verification alone
+        """
+        self._steps = [step]
+        submit_verification(step.state, step.report)
+        if alone:
+            mx.eval(step.report.values)
+            self._clock.stop()
+        submit_drafting(step.state, drafted if self._decoder.remembers else ())
+        self._count += 1
+        if self._count % _CLEAR_EVERY == 0:
+            mx.clear_cache()
+
+    def _read(self, steps: abc.Sequence[_Step], order: Order) -> dict[Sequence, StepResult]:
+        """Read what every sequence has emitted, and add it to those that go on."""
+        results, seconds = {}, None
+        for step in steps:
+            read, running = step.report.read(), step.running()
+            if step is steps[0]:  # the sequences of the others have joined
+                seconds = self._clock.read(order)
+                if len(running) < len(step.sequences):
+                    seconds = None  # it would be taken for a step of fewer sequences
+            for b, sequence in running:
+                timed = seconds if sequence.status is Status.RUNNING else None
+                results[sequence] = replace(read[b], seconds=timed)
+                sequence.add(results[sequence])
+        return results
+
+    def _ended(self, steps: abc.Sequence[_Step]) -> Ended:
+        """Return the sequences that have ended, each with a cache for it alone.
+
+        Copies are computed at once: until then they would hold the buffers of the whole batch.
+        """
+        ended: Ended = []
+        for step in steps:
+            for b, sequence in enumerate(step.sequences):
+                if sequence is None or sequence.status is not Status.FINISHED:
+                    continue
+                cache = step.state.cache
+                if len(step.sequences) > 1:
+                    slots = round_up(sequence.committed, SPARE_STEP)
+                    cache = cache.take([b], slots, self._decoder.drafter)
+                    mx.async_eval(*cache.target.buffers, *cache.of_drafter)
+                ended.append((sequence, cache))
+        return ended
+
+    def _remove_ended(self) -> Ended:
+        """Remove the sequences that have ended, although the step that was submitted holds them."""
+        ended = self._ended(self._steps)
         if ended:
             self.skip_timing()  # of a step with a row that is of no use
-        if not self.rows:
-            self._parts = []  # nobody reads the step that was submitted
+            gone = {sequence for sequence, _ in ended}
+            left = [None if s in gone else s for s in self._steps[0].sequences]
+            self._steps = [self._steps[0]._replace(sequences=left)]
+        if not self.sequences:
+            self._steps = []  # nobody reads the step that was submitted
         return ended
 
     def _skip_slow_calls(self, before: int) -> None:
@@ -230,123 +358,11 @@ class Pipeline:
         if self._decoder.target.slow_calls > before:
             self.skip_timing()
 
-    def _build(
-        self,
-        shape: BeamShape,
-        plans: Mapping[Sequence, Proposal],
-        results: Mapping[Sequence, StepResult],
-    ) -> _Next | None:
-        """Build the next step of the rows that continue, after reading; None if none continues."""
-        rows, states = self._continuing(plans, results)
-        if not rows:
-            return None
-        if all(row in plans and not plans[row].draft_after for row in rows):
-            shape = PLAIN
-        state = join_states(states)
-        constraints = [row.constraint for row in rows]
-        following = self._decoder.step(state, _committed(rows), shape, constraints)
-        return _Next(rows, state.drafts.tree, *following)
 
-    def _submit_waiting(self, following: _Next | None, drafted: abc.Sequence[Drafts]) -> None:
-        """Submit the next step after reading, or none; `drafted` as in `_submit`.
-
-        A plain step that could have been submitted before is timed from now on, and without the
-        drafting after it: in plain decoding there would be none, and the host would work meanwhile.
-        """
-        self._parts = []
-        if following is None:
-            return
-        plain = following.verified.tokens.shape[1] == 1
-        early = plain and self._stays_plain(following.rows)
-        if early:
-            self._clock.restart()
-        self._submit(following, drafted, alone=early and not following.state.drafts.plain)
-
-    def _submit(
-        self, following: _Next, drafted: abc.Sequence[Drafts] = (), *, alone: bool = False
-    ) -> None:
-        """Submit the next step of all rows.
-
-        drafted: the drafts made in the current step
-        alone:   time its verification alone
-        """
-        rows, verified, state, output = following
-        self._parts = [_Part(rows, state, output, verified.max_depth + 1)]
-        submit_verification(state, output)
-        if alone:
-            mx.eval(output.report)
-            self._clock.stop()
-        submit_drafting(state, drafted if self._decoder.remembers else ())
-        self._steps += 1
-        if self._steps % _CLEAR_EVERY == 0:
-            mx.clear_cache()
-
-    def _read(self, parts: abc.Sequence[_Part], order: Order) -> dict[Sequence, StepResult]:
-        """Read what every row has emitted, and pass it to the rows that are not done."""
-        results, seconds = {}, None
-        for part in parts:
-            read = read_report(part.output)
-            if part is parts[0]:  # the rows of the others have joined
-                seconds = self._clock.read(order)
-                if any(row.done for row in part.rows):
-                    seconds = None  # it would be taken for a step of fewer rows
-            for row, result in zip(part.rows, read, strict=True):
-                if row.done:
-                    continue
-                results[row] = replace(result, seconds=None if row.fresh else seconds)
-                row.done = row.finished(results[row])
-                # The prompt's result commits no token: it emits the root of the first tree.
-                row.committed += 0 if row.fresh else len(result.tokens)
-                row.fresh = False
-                if row.ngrams is not None:
-                    row.ngrams.extend(result.tokens)
-        return results
-
-    def _plan_copies(self) -> dict[Sequence, Proposal]:
-        """Plan the copies to verify next, for the rows that have any."""
-        continuing = [
-            (row, drafts)
-            for part in self._parts
-            for row, drafts in zip(part.rows, part.state.drafts.rows, strict=True)
-            if not row.done
-        ]
-        if not continuing:
-            return {}
-        rows, drafts = zip(*continuing, strict=True)
-        plans = self._shapes.revise(rows, drafts)
-        return {row: plan for row, plan in zip(rows, plans, strict=True) if plan is not None}
-
-    def _continuing(
-        self, plans: Mapping[Sequence, Proposal], results: Mapping[Sequence, StepResult]
-    ) -> tuple[list[Sequence], list[DecodeState]]:
-        """Return the rows that are not done and their states, with the planned copies."""
-        rows: list[Sequence] = []
-        states, drafter = [], self._decoder.drafter
-        for part in self._parts:
-            kept = [b for b, row in enumerate(part.rows) if not row.done]
-            if not kept:
-                continue
-            mine = [part.rows[b] for b in kept]
-            slots = planned_capacity(_committed(mine), CAPACITY_STEP)  # a long text may have left
-            state = take_states(part.state, kept, slots, drafter)
-            if any(row in plans for row in mine):
-                roots = [results[row].tokens[-1] for row in mine]
-                copied = with_copies(state.drafts, [plans.get(row) for row in mine], roots)
-                state = replace(state, drafts=copied)
-            rows += mine
-            states.append(state)
-        if len(rows) < sum(len(part.rows) for part in self._parts) or len(states) > 1:
-            self.skip_timing()
-        if len(states) > 1 and drafter is not None:
-            for state in states:
-                state.cache.catch_up(drafter)
-        return rows, states
-
-
-def submit_verification(state: DecodeState, output: StepOutput) -> None:
+def submit_verification(state: DecodeState, report: Report) -> None:
     """Start computing what the host will read."""
     history = [past for past in state.history if past is not None]
-    mx.async_eval(output.report, state.length, *history, *state.cache.target.buffers)
+    mx.async_eval(report.values, state.length, *history, *state.cache.target.buffers)
 
 
 def submit_drafting(state: DecodeState, drafted: abc.Sequence[Drafts] = ()) -> None:
@@ -360,27 +376,3 @@ def submit_drafting(state: DecodeState, drafted: abc.Sequence[Drafts] = ()) -> N
         mx.eval([drafts.tree.tokens for drafts in drafted])
     log_probs = [] if state.drafts.log_probs is None else [state.drafts.log_probs]
     mx.async_eval(*state.drafts.tree.arrays, *log_probs, *state.cache.of_drafter)
-
-
-def _committed(rows: abc.Sequence[Sequence]) -> int:
-    """Return the largest number of tokens that a row has in the cache."""
-    return max(row.committed for row in rows)
-
-
-def _caches_of_ended(
-    parts: abc.Sequence[_Part], drafter: Drafter | None
-) -> list[tuple[Sequence, SequenceCache]]:
-    """Return the rows that are done, each with a cache for it alone.
-
-    Copies are computed at once: until then they would hold the buffers of the whole batch.
-    """
-    ended = []
-    for part in parts:
-        for b, row in enumerate(part.rows):
-            if row.done and not row.left:
-                cache = part.state.cache
-                if len(part.rows) > 1:
-                    cache = cache.take([b], round_up(row.committed, SPARE_STEP), drafter)
-                    mx.async_eval(*cache.target.buffers, *cache.of_drafter)
-                ended.append((row, cache))
-    return ended

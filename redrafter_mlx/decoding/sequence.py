@@ -1,9 +1,10 @@
-"""One text being generated, as the host sees it."""
+"""One text being generated, from its request to its end, as the host sees it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 from redrafter_mlx.decoding.constraint import Constraint, with_forced
 from redrafter_mlx.drafting.continuation import Continuation
@@ -11,30 +12,51 @@ from redrafter_mlx.drafting.ngram import NgramIndex
 from redrafter_mlx.response import StepResult
 
 
-@dataclass(eq=False)
-class Sequence:
-    """One text being generated, as the host sees it.
+class Status(Enum):
+    """Where a sequence is between its request and its end.
 
-    finished:   called once with each result; True ends the sequence
-    committed:  number of tokens in the cache
-    ngrams:     index of its text for prompt lookup; None without it
-    constraint: which tokens may come next; `finished` advances it
-    ends_next:  whether it is known to end with the next token
-    biased:     whether a grammar or penalties change what is accepted
-    fresh:      whether its prompt's result is unread
-    done:       whether it has ended, or is to be removed
-    left:       whether its cache was taken, although the step that was submitted has a row for it
+    WAITING:  for room in memory, or for its turn
+    PREFILL:  its prompt is read, or its first token is not read by the host yet
+    RUNNING:  it takes steps
+    FINISHED: it has ended, or is to be removed
     """
 
-    finished: Callable[[StepResult], bool]
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One text being generated.
+
+    on_result:  called once with each result; returns whether the sequence has ended
+    committed:  number of tokens in the cache
+    ngrams:     index of its text for prompt lookup; None without it
+    constraint: which tokens may come next; `on_result` advances it
+    biased:     whether a grammar or penalties change what is accepted
+    """
+
+    on_result: Callable[[StepResult], bool]
     committed: int
     ngrams: NgramIndex | None = None
     constraint: Constraint | None = None
-    ends_next: Callable[[], bool] = lambda: False
     biased: bool = False
-    fresh: bool = True
-    done: bool = False
-    left: bool = False
+    status: Status = Status.PREFILL
+
+    @property
+    def ends_next(self) -> bool:
+        """Whether it is known to end with its next token."""
+        return False
+
+    def add(self, result: StepResult) -> None:
+        """Add what a step has emitted; the first result is the prompt's."""
+        # The prompt's result commits no token: it emits the root of the first tree.
+        self.committed += len(result.tokens) if self.status is Status.RUNNING else 0
+        self.status = Status.FINISHED if self.on_result(result) else Status.RUNNING
+        if self.ngrams is not None:
+            self.ngrams.extend(result.tokens)
 
     def continuations(self, width: int, length: int) -> list[Continuation]:
         """Return up to `width` continuations of `length` drafts, the best first.

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from redrafter_mlx.decoding.constraint import Constraint
 from redrafter_mlx.decoding.pipeline import Pipeline
-from redrafter_mlx.decoding.proposal import FixedPolicy
+from redrafter_mlx.decoding.proposal import FixedPolicy, Policy
 from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.step import Decoder
@@ -22,23 +22,28 @@ def decode(
     start: int,
     prompt: list[int],
     keys: mx.array,
-    finished: Callable[[StepResult], bool],
+    on_result: Callable[[StepResult], bool],
     constraint: Constraint | None = None,
+    policy: Policy | None = None,
 ) -> Generator[StepResult, None, None]:
     """Decode one sequence; the cache already holds the first `start` tokens of its prompt.
 
-    Yield the prompt's result, then one result per step, until `finished` returns True; nothing is
+    Yield the prompt's result, then one result per step, until `on_result` returns True; nothing is
     computed after that. The target's lock is not held across a yield. Closing the iterator leaves
-    the cache ready to be kept. `finished` advances the `constraint`.
+    the cache ready to be kept.
+
+    constraint: is advanced by `on_result`
+    policy:     None drafts the decoder's shape in every step
     """
-    index = None if decoder.lookup is None else NgramIndex(decoder.lookup, prompt)
-    row = Sequence(finished, len(prompt), index, constraint)
-    batch, lock = Pipeline(decoder, FixedPolicy(decoder.shape)), decoder.target.lock
+    ngrams = None if decoder.lookup is None else NgramIndex(decoder.lookup, prompt)
+    sequence = Sequence(on_result, len(prompt), ngrams, constraint)
+    pipeline, lock = Pipeline(decoder, policy or FixedPolicy(decoder.shape)), decoder.target.lock
     with decoder.target.in_use():
         with lock:
-            first = decoder.start(cache, start, [prompt], keys, constraints=[constraint])
-            batch.join(row, *first)
-        while batch.rows:
+            shape = pipeline.first_shape(sequence, 1)
+            first = decoder.start(cache, start, [prompt], keys, shape, [constraint])
+            pipeline.join(sequence, *first)
+        while pipeline.sequences:
             with lock:
-                advanced = batch.advance()
-            yield advanced.results[row]
+                advanced = pipeline.advance()
+            yield advanced.results[sequence]

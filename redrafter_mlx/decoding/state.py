@@ -1,26 +1,28 @@
-"""The state that passes from step to step, and what a drafter sees of each step."""
+"""The state that passes from step to step; batches are joined and taken apart between steps."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import mlx.core as mx
 
 from redrafter_mlx.config import PLAIN, SamplingParams
 from redrafter_mlx.decoding.proposal import Drafted
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
-from redrafter_mlx.drafting.interface import Features, Seen
-from redrafter_mlx.speculation.accept import Acceptance
+from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.penalties import Past
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
+
+_T = TypeVar("_T")
 
 
 class Drafts(NamedTuple):
     """The trees of a batch and, for rejection, the distributions they were drawn from.
 
-    rows:      one per batch row
+    drafted:   how the drafts of each sequence were made
     log_probs: [B, N, V], the distribution of each node's children, undefined in rows that were not
                drawn; None if no row was
     beams:     what the trees were packed from, so that continuations can join; None if nothing was
@@ -31,32 +33,57 @@ class Drafts(NamedTuple):
     """
 
     tree: TokenTree
-    rows: tuple[Drafted, ...]
+    drafted: tuple[Drafted, ...]
     log_probs: mx.array | None = None
     beams: Beams | None = None
     from_host: mx.array | None = None
     noise: mx.array | None = None
 
+    @classmethod
+    def plain(cls, root: mx.array) -> Drafts:
+        """Return trees that hold only their roots [B]."""
+        tokens = root[:, None, None]
+        tree = pack_beam(Beams(tokens, mx.zeros(tokens.shape)), 1)
+        return cls(tree, (Drafted(PLAIN),) * root.shape[0])
+
     @property
-    def plain(self) -> bool:
-        """Whether no row has a draft: the trees are roots alone."""
-        return all(row == Drafted(PLAIN) for row in self.rows)
+    def are_roots(self) -> bool:
+        """Whether no sequence has a draft."""
+        return self.tree.tokens.shape[1] == 1
 
     @property
     def usual_size(self) -> bool:
         """Whether many steps have trees of this size, which continuations and batches have not."""
-        return self.from_host is None and len(self.rows) == 1
+        return self.from_host is None and len(self.drafted) == 1
 
+    def take(self, rows: Sequence[int]) -> Drafts:
+        """Return the drafts of some batch rows."""
+        if len(rows) == len(self.drafted):
+            return self
+        index = mx.array(list(rows))
+        return Drafts(
+            self.tree.take(index),
+            _of(rows, self.drafted),
+            None if self.log_probs is None else self.log_probs[index],
+            None if self.beams is None else self.beams.take(index),
+            None if self.from_host is None else self.from_host[index],
+            None if self.noise is None else self.noise[index],
+        )
 
-@dataclass(frozen=True)
-class RowOptions:
-    """How the tokens of one batch row are chosen.
+    @classmethod
+    def joined(cls, parts: Sequence[Drafts]) -> Drafts:
+        """Join the drafts of several batches, padded to the size of the largest tree.
 
-    logprobs: whether its results hold the log-probabilities that each token was chosen from
-    """
-
-    sampling: SamplingParams
-    logprobs: bool = False
+        No continuations can join the result: its beams are not kept. Nor is the noise, which is
+        drawn again.
+        """
+        if len(parts) == 1:
+            return parts[0]
+        tree = TokenTree.joined([part.tree for part in parts])
+        N = tree.tokens.shape[1]
+        log_probs = _padded([part.log_probs for part in parts], parts, N)
+        from_host = _padded([part.from_host for part in parts], parts, N)
+        return cls(tree, sum((p.drafted for p in parts), ()), log_probs, from_host=from_host)
 
 
 @dataclass
@@ -64,46 +91,72 @@ class DecodeState:
     """All state that a batch of sequences carries from step to step.
 
     Shapes:
-      length:  [B] int32, number of committed positions
-      drafts:  the trees to verify next; their roots are the last tokens emitted
-      keys:    [B, 2] uint32, see sampling
-      history: of each row, the tokens before the root that penalties use; None without penalties
+      length:   [B] int32, number of committed positions
+      drafts:   the trees to verify next; their roots are the last tokens emitted
+      keys:     [B, 2] uint32, see sampling
+      sampling: of each sequence, how its tokens are chosen
+      logprobs: of each sequence, whether its results hold the log-probabilities of its tokens
+      history:  of each sequence, the tokens before the root that penalties use; None without them
     """
 
     cache: SequenceCache
     length: mx.array
     drafts: Drafts
     keys: mx.array
-    options: tuple[RowOptions, ...]
+    sampling: tuple[SamplingParams, ...]
+    logprobs: tuple[bool, ...]
     history: tuple[Past | None, ...]
 
+    def take(self, rows: Sequence[int], slots: int, drafter: Drafter | None) -> DecodeState:
+        """Return some of the batch rows; the cache is a copy unless all are taken.
 
-def newest_positions(
-    state: DecodeState, hidden: mx.array, accepted: Acceptance, bound: int, features: Features
-) -> Seen:
-    """Return the accepted path of a verified tree, or only its last position if that is enough.
+        slots, drafter: as in `SequenceCache.take`
+        """
+        if list(rows) == list(range(len(self.sampling))):
+            return self
+        index = mx.array(list(rows))
+        return DecodeState(
+            self.cache.take(rows, slots, drafter),
+            self.length[index],
+            self.drafts.take(rows),
+            self.keys[index],
+            _of(rows, self.sampling),
+            _of(rows, self.logprobs),
+            _of(rows, self.history),
+        )
 
-    Shapes:
-      hidden: [B, N, C], of the tree
-
-    bound: upper bound of state.length
-    """
-    tree, emitted = state.drafts.tree, accepted.emitted
-    most = bound + tree.max_depth + 1
-    if not features.every_position:
-        last = accepted.last[:, None]
-        tokens = [mx.take_along_axis(tree.tokens, last, axis=1), accepted.bonus[:, None]]
-        read = mx.take_along_axis(hidden, last[:, :, None], axis=1) if features.any else None
-        position = state.length + accepted.n_accepted
-        one = mx.ones(position.shape, mx.int32)
-        return Seen(mx.concatenate(tokens, axis=1), read, position, one, most)
-    path, count = accepted.path, accepted.n_accepted + 1
-    read = mx.take_along_axis(hidden, path[:, :, None], axis=1) if features.any else None
-    tokens = [tree.tokens[:, :1], emitted]
-    return Seen(mx.concatenate(tokens, axis=1), read, state.length, count, most)
+    @classmethod
+    def joined(cls, states: Sequence[DecodeState]) -> DecodeState:
+        """Join several states into one batch; their drafters must have caught up."""
+        if len(states) == 1:
+            return states[0]
+        return cls(
+            SequenceCache.joined([state.cache for state in states]),
+            mx.concatenate([state.length for state in states]),
+            Drafts.joined([state.drafts for state in states]),
+            mx.concatenate([state.keys for state in states]),
+            sum((state.sampling for state in states), ()),
+            sum((state.logprobs for state in states), ()),
+            sum((state.history for state in states), ()),
+        )
 
 
-def root_alone(root: mx.array) -> TokenTree:
-    """Return a tree that holds only its root [B]."""
-    tokens = root[:, None, None]
-    return pack_beam(Beams(tokens, mx.zeros(tokens.shape)), 1)
+def _of(rows: Sequence[int], each: tuple[_T, ...]) -> tuple[_T, ...]:
+    return tuple(each[b] for b in rows)
+
+
+def _padded(
+    arrays: Sequence[mx.array | None], parts: Sequence[Drafts], nodes: int
+) -> mx.array | None:
+    """Join arrays [B, N, ...] of several drafts; zeros replace missing ones, None if all are."""
+    known = next((array for array in arrays if array is not None), None)
+    if known is None:
+        return None
+    filled = []
+    for array, part in zip(arrays, parts, strict=True):
+        if array is None:
+            filled.append(mx.zeros((len(part.drafted), nodes, *known.shape[2:]), known.dtype))
+        else:
+            tail = [(0, 0)] * (array.ndim - 2)
+            filled.append(mx.pad(array, [(0, 0), (0, nodes - array.shape[1]), *tail]))
+    return mx.concatenate(filled)

@@ -1,4 +1,4 @@
-"""The decoding loop: verify, accept, commit, draft, pack; one call of the target per step.
+"""One step of decoding: verify, accept, commit, draft, pack; one call of the target.
 
     state: cache, committed length, tree (drafted in the step before), random keys
 
@@ -11,7 +11,7 @@
 A step is a lazy graph that reads nothing on the host. Verification and drafting are submitted
 separately: the host reads what was accepted, and submits the next verification, while the drafter
 still runs. So the device always has work, and the cache is updated in place, which MLX does only
-when no submitted call still reads it.
+when no submitted call still reads it. `pipeline` does that.
 """
 
 from __future__ import annotations
@@ -22,21 +22,16 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.decoding.acceptance import Accepted, accept_drafts, without_nan
 from redrafter_mlx.decoding.constraint import Constraint, allowed_tokens
 from redrafter_mlx.decoding.prefill import PREFILL_CHUNK, Prefill
 from redrafter_mlx.decoding.proposal import Drafted
+from redrafter_mlx.decoding.report import Report, report_of
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
-from redrafter_mlx.decoding.state import (
-    DecodeState,
-    Drafts,
-    RowOptions,
-    newest_positions,
-    root_alone,
-)
-from redrafter_mlx.decoding.step_result import StepOutput, report_step
-from redrafter_mlx.decoding.verdict import Verdict, computable, judge
+from redrafter_mlx.decoding.state import DecodeState, Drafts
 from redrafter_mlx.drafting.interface import Drafter, Features, Seen
 from redrafter_mlx.drafting.ngram import Lookup
+from redrafter_mlx.speculation.accept import Acceptance
 from redrafter_mlx.speculation.penalties import first_past
 from redrafter_mlx.speculation.sampling import shared_draws
 from redrafter_mlx.speculation.tree import Pack, pack_beam
@@ -50,7 +45,7 @@ class Decoder:
     drafter:    None decodes plainly: the same loop with a tree of one node
     shape:      default shape of the drafts
     logprobs:   whether results hold the log-probabilities that each token was chosen from
-    lookup:     adds copies of the text to the drafts; None adds none
+    lookup:     adds n-gram matches of the text to the drafts; None adds none
     pack:       makes a tree of the drafted beams; drafts drawn for rejection are one already
     """
 
@@ -75,7 +70,7 @@ class Decoder:
         keys: mx.array,
         shape: BeamShape | None = None,
         constraints: Sequence[Constraint | None] = (),
-    ) -> tuple[DecodeState, StepOutput]:
+    ) -> tuple[DecodeState, Report]:
         """Prefill the prompts from position `start` on and choose the first token.
 
         The prompts have one length; `constraints` as in `step`.
@@ -95,20 +90,19 @@ class Decoder:
         keys: mx.array,
         shape: BeamShape,
         constraints: Sequence[Constraint | None] = (),
-    ) -> tuple[DecodeState, StepOutput]:
+    ) -> tuple[DecodeState, Report]:
         """Choose the first token after a finished prefill; `constraints` as in `step`."""
-        hidden, read = prefill.hidden, prefill.position
-        length = mx.full((len(prompts),), read, mx.int32)
-        only = root_alone(mx.array([prompt[-1] for prompt in prompts], mx.int32))
-        options = (RowOptions(self.sampling, self.logprobs),) * len(prompts)
-        V = self.target.vocab_size
-        history = tuple(first_past(prompt, self.sampling, V) for prompt in prompts)
-        plain = Drafts(only, (Drafted(PLAIN),) * len(prompts))
-        before = DecodeState(prefill.cache, length - 1, plain, keys, options, history)
-        verdict = judge(
-            before, self.target.logits(hidden), self._masks(before, constraints, hidden)
-        )
-        return self._following(before, hidden, verdict, length, read - 1, shape)
+        hidden, read, B = prefill.hidden, prefill.position, len(prompts)
+        length = mx.full((B,), read, mx.int32)
+        roots = Drafts.plain(mx.array([prompt[-1] for prompt in prompts], mx.int32))
+        history = tuple(first_past(p, self.sampling, self.target.vocab_size) for p in prompts)
+        sampling, logprobs = (self.sampling,) * B, (self.logprobs,) * B
+        state = DecodeState(prefill.cache, length - 1, roots, keys, sampling, logprobs, history)
+        logits = self.target.logits(hidden)
+        masks = self._masks(state, constraints, hidden)
+        accepted = accept_drafts(state, roots.tree, logits, masks)
+        state, report = self._next(state, hidden, accepted, length, read - 1, shape)
+        return state, report._replace(max_committed=0)  # the token is the root of the first tree
 
     def step(
         self,
@@ -116,45 +110,40 @@ class Decoder:
         bound: int,
         shape: BeamShape | None = None,
         constraints: Sequence[Constraint | None] = (),
-    ) -> tuple[DecodeState, StepOutput]:
+    ) -> tuple[DecodeState, Report]:
         """Call the target once; `bound` is an upper bound of the committed length.
 
         The trees are verified as they were drafted; `shape` is the shape of the next ones.
-        `constraints` are those of the batch rows, advanced to the root. Without any, the host reads
+        `constraints` are those of the sequences, advanced to the root. Without any, the host reads
         nothing.
         """
-        drafts, target = state.drafts, state.cache.target
+        drafts, cache, tree = state.drafts, state.cache.target, state.drafts.tree
         hidden, logits = self.target.verify(
-            drafts.tree, target, state.length, bound, compiled=drafts.usual_size
+            tree, cache, state.length, bound, compiled=drafts.usual_size
         )
         masks = self._masks(state, constraints, logits)
-        verdict = judge(computable(state, hidden), logits, masks)
-        path, n_accepted = verdict.accepted.path, verdict.accepted.n_accepted
-        length = target.commit(drafts.tree, path, n_accepted, state.length)
-        return self._following(state, hidden, verdict, length, bound, shape or self.shape)
+        accepted = accept_drafts(state, without_nan(tree, hidden), logits, masks)
+        path, n_accepted = accepted.paths.path, accepted.paths.n_accepted
+        length = cache.commit(tree, path, n_accepted, state.length)
+        return self._next(state, hidden, accepted, length, bound, shape or self.shape)
 
     @property
     def remembers(self) -> bool:
         """Whether the drafter keeps a memory of the text."""
         return self._features.every_position
 
-    def _following(
-        self,
-        state: DecodeState,
-        hidden: mx.array,
-        verdict: Verdict,
-        length: mx.array,
-        bound: int,
-        shape: BeamShape,
-    ) -> tuple[DecodeState, StepOutput]:
-        """Return the state after a verdict, with the drafts for the next step, and the report."""
-        accepted, history, logits = verdict
-        seen = newest_positions(state, hidden, accepted, bound, self._features)
-        rows = [options.sampling for options in state.options]
-        drafts = self._draft(state.cache, seen, state.keys, rows, shape)
-        following = DecodeState(state.cache, length, drafts, state.keys, state.options, history)
-        shown = tuple(options.logprobs for options in state.options)
-        return following, report_step(state.drafts, accepted, logits, shown)
+    @property
+    def draws(self) -> bool:
+        """Whether drafts are drawn for rejection; then all rows have the same parameters."""
+        return (
+            self.drafter is not None
+            and self.drafter.can_draw
+            and self.sampling.method == "rejection"
+        )
+
+    @property
+    def _features(self) -> Features:
+        return Features() if self.drafter is None else self.drafter.features
 
     def _masks(
         self, state: DecodeState, constraints: Sequence[Constraint | None], verified: mx.array
@@ -165,47 +154,69 @@ class Decoder:
         mx.async_eval(verified, *state.cache.target.buffers)
         return allowed_tokens(constraints, state.drafts.tree, self.target.vocab_size)
 
-    @property
-    def _features(self) -> Features:
-        return Features() if self.drafter is None else self.drafter.features
-
-    def _draft(
+    def _next(
         self,
-        cache: SequenceCache,
-        seen: Seen,
-        keys: mx.array,
-        rows: Sequence[SamplingParams],
+        state: DecodeState,
+        hidden: mx.array,
+        accepted: Accepted,
+        length: mx.array,
+        bound: int,
         shape: BeamShape,
-    ) -> Drafts:
-        """Draft what the next step verifies, after the bonus tokens `seen.root`.
+    ) -> tuple[DecodeState, Report]:
+        """Return the state after what was accepted, with the next drafts, and the report."""
+        seen = _newest_positions(state, hidden, accepted.paths, bound, self._features)
+        drafts = self._draft(state, seen, shape)
+        report = report_of(state, accepted)
+        return replace(state, length=length, drafts=drafts, history=accepted.history), report
 
-        `rows` are the batch rows' parameters.
-        """
-        drafter, B = self.drafter, keys.shape[0]
+    def _draft(self, state: DecodeState, seen: Seen, shape: BeamShape) -> Drafts:
+        """Draft what the next step verifies, after the bonus tokens `seen.root`."""
+        drafter, cache, keys = self.drafter, state.cache, state.keys
         if drafter is None or shape.length == 1:
             if drafter is not None and self.remembers:
                 cache.show(seen, drafter, parked=True)
-            return Drafts(root_alone(seen.root), (Drafted(PLAIN),) * B)
+            return Drafts.plain(seen.root)
         if self.remembers:
             cache.catch_up(drafter)
             cache.remembered = seen.root_position
         if self.draws:
             drawn, cache.memory = drafter.draw(cache.memory, seen, shape, keys, self.sampling)
-            return Drafts(drawn.tree, (Drafted(shape, drawn=True),) * B, drawn.log_probs)
-        asked, V = drafter.drafted(shape), self.target.vocab_size
-        draws = shared_draws(keys, seen.root_position + 1, rows, asked.length, V)
-        noise = None
+            made = (Drafted(shape, drawn=True),) * len(state.sampling)
+            return Drafts(drawn.tree, made, drawn.log_probs)
+        asked, after, V = drafter.drafted(shape), seen.root_position + 1, self.target.vocab_size
+        draws = shared_draws(keys, after, state.sampling, asked.length, V)
         if draws is not None:
-            seen, noise = replace(seen, draws=draws), draws.noise
+            seen = replace(seen, draws=draws)
         beams, cache.memory = drafter.draft(cache.memory, seen, asked)
-        tree = self.pack(beams, shape.nodes)
-        return Drafts(tree, (Drafted(shape),) * B, beams=beams, noise=noise)
-
-    @property
-    def draws(self) -> bool:
-        """Whether drafts are drawn for rejection; then all rows have the same parameters."""
-        return (
-            self.drafter is not None
-            and self.drafter.can_draw
-            and self.sampling.method == "rejection"
+        made = (Drafted(shape),) * len(state.sampling)
+        return Drafts(
+            self.pack(beams, shape.nodes),
+            made,
+            beams=beams,
+            noise=None if draws is None else draws.noise,
         )
+
+
+def _newest_positions(
+    state: DecodeState, hidden: mx.array, accepted: Acceptance, bound: int, features: Features
+) -> Seen:
+    """Return the accepted path of a verified tree, or only its last position if that is enough.
+
+    Shapes:
+      hidden: [B, N, C], of the tree
+
+    bound: upper bound of state.length
+    """
+    tree = state.drafts.tree
+    end = bound + tree.max_depth + 1
+    if not features.every_position:
+        last = accepted.last[:, None]
+        tokens = [mx.take_along_axis(tree.tokens, last, axis=1), accepted.bonus[:, None]]
+        read = mx.take_along_axis(hidden, last[:, :, None], axis=1) if features.any else None
+        position = state.length + accepted.n_accepted
+        one = mx.ones(position.shape, mx.int32)
+        return Seen(mx.concatenate(tokens, axis=1), read, position, one, end)
+    path, count = accepted.path, accepted.n_accepted + 1
+    read = mx.take_along_axis(hidden, path[:, :, None], axis=1) if features.any else None
+    tokens = [tree.tokens[:, :1], accepted.emitted]
+    return Seen(mx.concatenate(tokens, axis=1), read, state.length, count, end)

@@ -1,17 +1,24 @@
-"""Requests to the engine, and their answers in progress."""
+"""Requests to the engine, and the sequences that answer them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections import abc
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from redrafter_mlx.config import BeamShape, GenerationOptions
+from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.decoding.constraint import Constraint, Masks, check_forced, check_masks
+from redrafter_mlx.decoding.pipeline import Pipeline
+from redrafter_mlx.decoding.prefill import Prefill
+from redrafter_mlx.decoding.sequence import Sequence, Status
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.decoding.stopping import AnswerText
+from redrafter_mlx.drafting.ngram import NgramIndex
+from redrafter_mlx.engine.tally import Tally
 from redrafter_mlx.engine.thread import Emit, Ended
-from redrafter_mlx.response import Response, StepResult, Tally
+from redrafter_mlx.response import Response, StepResult
+from redrafter_mlx.speculation.penalties import changes_logits
 from redrafter_mlx.speculation.tree import Pack, pack_beam
 
 
@@ -33,17 +40,23 @@ class Request:
     pack: Pack = pack_beam
 
 
-class Answer:
-    """The answer to one request, in progress. Only the engine's thread uses it, except `cancel`.
+class Answer(Sequence):
+    """The sequence of one request. Only the engine's thread uses it, except `cancel`.
 
-    text:       text of the answer so far, and where it ends
-    decoder:    the decoding loop with the request's options
-    shape:      shape of the drafts in every step; None if it is chosen step by step
-    constraint: the request's constraint; its errors end this answer and no other
-    tally:      set once the prompt is being read
-    error:      the error that ended it; None if there was none
-    cancelled:  whether the caller has cancelled it
+    request:   what was asked
+    text:      text of the answer so far, and where it ends
+    decoder:   the decoding loop with the request's options
+    shape:     shape of the drafts in every step; None if it is chosen step by step
+    pipeline, prefill, first_shape: where it is decoded, its prompt, and the shape of its first
+               drafts; set once it is admitted
+    tally:     its statistics
+    error:     the error that ended it; None if there was none
+    cancelled: whether the caller has cancelled it
     """
+
+    pipeline: Pipeline
+    prefill: Prefill
+    first_shape: BeamShape
 
     def __init__(
         self,
@@ -54,10 +67,19 @@ class Answer:
         emit: Emit[Response],
     ) -> None:
         self.request, self.text, self.decoder, self.shape = request, text, decoder, shape
-        self.constraint: Constraint | None = None
+        options, constraint = request.options, None
         if request.constraint is not None:
-            self.constraint = _Guarded(request.constraint, self)
-        self.tally: Tally | None = None
+            constraint = _Guarded(request.constraint, self)
+        super().__init__(
+            self.read,
+            len(request.prompt),
+            None if decoder.lookup is None else NgramIndex(decoder.lookup, ()),
+            constraint,
+            biased=constraint is not None or changes_logits(options),
+            status=Status.WAITING,
+        )
+        chosen = shape is None or (options.automatic and shape != PLAIN)
+        self.tally = Tally(len(request.prompt), shape_is_chosen=chosen)
         self.error: Exception | None = None
         self.cancelled = False
         self._emit = emit
@@ -68,14 +90,30 @@ class Answer:
         self.cancelled = True
 
     @property
-    def finished(self) -> bool:
+    def over(self) -> bool:
         """Whether it is cancelled, failed or complete."""
         return self.cancelled or self.error is not None or self.text.finish_reason is not None
 
+    @property
+    def ends_next(self) -> bool:
+        return self.text.ends_next
+
+    @property
+    def prompt_is_read(self) -> bool:
+        """Whether all of the prompt was read, and indexed for prompt lookup."""
+        indexed = self.ngrams is None or len(self.ngrams.tokens) >= len(self.request.prompt)
+        return not self.prefill.left and indexed
+
+    def index_prompt(self, limit: int) -> None:
+        """Index up to `limit` more tokens of the prompt, as far as the target has read it."""
+        if self.ngrams is not None:
+            start = len(self.ngrams.tokens)
+            end = min(self.prefill.position, start + limit)
+            self.ngrams.append(self.request.prompt[start:end])
+
     def read(self, result: StepResult) -> bool:
         """Send the caller a step's tokens, one by one; return whether the answer is over."""
-        assert self.tally is not None, "its prompt was read"
-        if self.finished:
+        if self.over:
             return True
         with self.catch_errors():
             self.tally.count(result)
@@ -84,7 +122,7 @@ class Answer:
                 self._send(self.tally.response(text, self.text.finish_reason))
                 if self.text.finish_reason is not None:
                     break
-        return self.finished
+        return self.over
 
     def note_prefill(self, read: int) -> None:
         """Report to the caller how many tokens of the prompt were read."""
@@ -126,14 +164,14 @@ class _Guarded:
         self._constraint, self._answer = constraint, answer
         self._vocab_size = answer.decoder.target.vocab_size
 
-    def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> Masks | None:
+    def masks(self, tokens: abc.Sequence[int], parents: abc.Sequence[int]) -> Masks | None:
         with self._answer.catch_errors():
             masks = self._constraint.masks(tokens, parents)
             check_masks(masks, len(tokens), self._vocab_size)
             return masks
         return None
 
-    def forced(self) -> Sequence[int]:
+    def forced(self) -> abc.Sequence[int]:
         with self._answer.catch_errors():
             forced = self._constraint.forced()
             check_forced(forced, self._vocab_size)

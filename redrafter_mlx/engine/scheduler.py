@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections import abc
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import mlx.core as mx
@@ -19,16 +19,13 @@ from redrafter_mlx.decoding.pipeline import Pipeline
 from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.proposal import FixedPolicy, Policy
-from redrafter_mlx.decoding.sequence import Sequence
+from redrafter_mlx.decoding.sequence import Status
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
-from redrafter_mlx.drafting.ngram import NgramIndex
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
-from redrafter_mlx.engine.prompt_reader import PromptReader, Reading
+from redrafter_mlx.engine.prompt_reader import PromptReader
 from redrafter_mlx.engine.request import Answer
 from redrafter_mlx.errors import DrafterError, RedrafterError
-from redrafter_mlx.response import Tally
-from redrafter_mlx.speculation.penalties import changes_logits
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import Pack
 from redrafter_mlx.target_model.model import Target
@@ -57,7 +54,7 @@ class Scheduler:
         self._prompts = PromptReader()
         self._batches: dict[BatchKey, Pipeline] = {}
         self._policies: dict[BatchKey, BatchPolicy] = {}  # of batches without a fixed shape
-        self._answers: dict[Sequence, Answer] = {}
+        self._running: list[Answer] = []  # that are decoded, oldest first
         self._in_use: ExitStack | None = None
 
     @property
@@ -68,7 +65,7 @@ class Scheduler:
     @property
     def running(self) -> int:
         """Number of answers that were admitted and are not over."""
-        return len(self._prompts.reading) + len(self._answers)
+        return len(self._prompts.reading) + len(self._running)
 
     @property
     def idle(self) -> bool:
@@ -88,11 +85,11 @@ class Scheduler:
         with self._target.lock:
             over = self._drop() + self._admit()
             # Nobody whose prompt was read waits for another chunk before the first token.
-            joined = any(row.fresh for row in self._answers)
-            read = [] if joined else self._prompts.read(alone=not self._answers)
+            joined = any(answer.status is Status.PREFILL for answer in self._running)
+            read = [] if joined else self._prompts.read(alone=not self._running)
             over += self._advance(paused=bool(read))
-            for reading in self._prompts.end_round(read):
-                self._start(reading)
+            for answer in self._prompts.end_round(read):
+                self._start(answer)
         self._close_round(over)
 
     def fail(self, error: Exception) -> None:
@@ -108,13 +105,13 @@ class Scheduler:
         """Drop and return the answers that ended before their first token."""
         over, waiting = list[Answer](), list[Answer]()
         for answer in self._waiting:  # asked once: callers may cancel meanwhile
-            (over if answer.finished else waiting).append(answer)
+            (over if answer.over else waiting).append(answer)
         self._waiting = waiting
-        for reading in [reading for reading in self._prompts.reading if reading.answer.finished]:
-            answer, prefill = reading.answer, reading.prefill
-            self._prompts.reading.remove(reading)
+        for answer in [answer for answer in self._prompts.reading if answer.over]:
+            self._prompts.reading.remove(answer)
             over.append(answer)
             if answer.error is None:
+                prefill = answer.prefill
                 prefill.wait()
                 self._keep(answer, prefill.cache, answer.request.prompt[: prefill.position])
         return over
@@ -150,8 +147,8 @@ class Scheduler:
         None is dropped in vain, and the prefix that the answer needs only after all others.
         """
         memory, request = self._memory, answer.request
-        running = [memory.slots(one.request, row.committed) for row, one in self._answers.items()]
-        unread = [memory.slots(reading.answer.request) for reading in self._prompts.reading]
+        running = [memory.slots(one.request, one.committed) for one in self._running]
+        unread = [memory.slots(one.request) for one in self._prompts.reading]
         needed = memory.needed(memory.slots(request), [*running, *unread], len(unread))
         excess = memory.excess(needed)
         if self.running and excess > self._prefixes.nbytes:
@@ -171,55 +168,56 @@ class Scheduler:
             self._batches[key] = Pipeline(decoder, shapes)
         elif key in self._policies:
             self._policies[key].begin_answer()
-        batch = self._batches[key]
-        row = Sequence(
-            answer.read,
-            len(prompt),
-            None if decoder.lookup is None else NgramIndex(decoder.lookup, ()),
-            answer.constraint,
-            lambda: answer.text.ends_next,
-            biased=answer.constraint is not None or changes_logits(options),
-        )
+        answer.pipeline, answer.status = self._batches[key], Status.PREFILL
         others = min(self.running + len(self._waiting), self._options.max_batch - 1)
-        shape = batch.first_shape(row, 1 + others)
+        answer.first_shape = answer.pipeline.first_shape(answer, 1 + others)
         found = self._prefixes.take(prompt, decoder.drafter) if options.cache_prompt else None
         cache, start = found or (decoder.new_cache(), 0)
-        prefill = Prefill(
-            self._target, decoder.drafter, cache, start, [prompt], parked=shape == PLAIN
+        answer.prefill = Prefill(
+            self._target,
+            decoder.drafter,
+            cache,
+            start,
+            [prompt],
+            parked=answer.first_shape == PLAIN,
         )
-        chosen = answer.shape is None or (options.automatic and answer.shape != PLAIN)
-        answer.tally = Tally(len(prompt), start, shape_is_chosen=chosen)
-        self._prompts.reading.append(Reading(answer, batch, prefill, row, shape))
+        answer.tally.start(cached=start)
+        self._prompts.reading.append(answer)
 
-    def _start(self, reading: Reading) -> None:
+    def _start(self, answer: Answer) -> None:
         """Choose the first token of an answer, and add the answer to its batch."""
-        answer, options = reading.answer, reading.answer.request.options
+        options, prompt = answer.request.options, answer.request.prompt
         seed = secrets.randbits(63) if options.seed is None else options.seed
-        keys, prompt = sequence_keys(seed), answer.request.prompt
         try:
-            state, output = answer.decoder.first(
-                reading.prefill, [prompt], keys, reading.shape, [answer.constraint]
+            first = answer.decoder.first(
+                answer.prefill,
+                [prompt],
+                sequence_keys(seed),
+                answer.first_shape,
+                [answer.constraint],
             )
         except RedrafterError as error:
             answer.error = error
-            self._prompts.reading.append(reading)  # to be dropped
+            self._prompts.reading.append(answer)  # to be dropped
             return
-        reading.batch.join(reading.row, state, output)
-        self._answers[reading.row] = answer
-        self._memory.learn(reading.prefill.cache)
+        answer.pipeline.join(answer, *first)
+        self._running.append(answer)
+        self._memory.learn(answer.prefill.cache)
+        del answer.prefill  # the batch holds its cache
 
     def _advance(self, paused: bool) -> list[Answer]:
         """Take a step of every batch; return the answers that are over."""
         over = []
-        batches = [batch for batch in self._batches.values() if batch.rows]
+        batches = [batch for batch in self._batches.values() if batch.sequences]
         slots = 0
         for batch in batches:
             slots += (growth := batch.growth)
             if growth and not self._memory.can_grow(slots, self._prefixes):
                 self._end_longest()
         for batch in batches:
-            for row in batch.rows:
-                row.done = self._answers[row].finished
+            for answer in self._running:
+                if answer.pipeline is batch and answer.over:
+                    answer.status = Status.FINISHED
             try:
                 advanced = batch.advance()
             except RedrafterError as error:
@@ -227,8 +225,10 @@ class Scheduler:
                 continue
             if paused or len(batches) > 1:
                 batch.skip_timing()
-            for row, cache in advanced.ended:
-                answer = self._answers.pop(row)
+            caches = {id(sequence): cache for sequence, cache in advanced.ended}
+            for answer in [answer for answer in self._running if id(answer) in caches]:
+                cache = caches[id(answer)]
+                self._running.remove(answer)
                 over.append(answer)
                 if answer.error is None:  # the last token was emitted, and never read
                     self._keep(answer, cache, [*answer.request.prompt, *answer.text.tokens[:-1]])
@@ -236,20 +236,22 @@ class Scheduler:
 
     def _give_up(self, batch: Pipeline, error: RedrafterError) -> list[Answer]:
         """End the answers of a batch that cannot go on, as their drafter failed; return them."""
-        failed = [self._answers.pop(row) for row in batch.abandon()]
+        batch.abandon()
+        failed = [answer for answer in self._running if answer.pipeline is batch]
+        self._running = [answer for answer in self._running if answer.pipeline is not batch]
         for answer in failed:
-            answer.error = answer.error or (None if answer.finished else error)
+            answer.error = answer.error or (None if answer.over else error)
         return failed
 
     def _end_longest(self) -> None:
         """End the longest running answer with its next token: no memory is left to grow."""
-        running = [row for row, answer in self._answers.items() if not answer.finished]
+        running = [answer for answer in self._running if not answer.over]
         if running:
-            row = max(running, key=lambda row: row.committed)
-            self._answers[row].text.end_soon()
-            LOG.warning("memory ran out; the longest answer ends at %d tokens", row.committed)
+            longest = max(running, key=lambda answer: answer.committed)
+            longest.text.end_soon()
+            LOG.warning("memory ran out; the longest answer ends at %d tokens", longest.committed)
 
-    def _keep(self, answer: Answer, cache: SequenceCache, tokens: abc.Sequence[int]) -> None:
+    def _keep(self, answer: Answer, cache: SequenceCache, tokens: Sequence[int]) -> None:
         """Keep an answer's cache for prompts that share a prefix with it.
 
         A drafter that reads the target's features is given those that it missed, for they are not
@@ -265,14 +267,14 @@ class Scheduler:
         except DrafterError as error:  # the answer is complete
             LOG.warning("a text is not kept for later prompts: %s", error)
 
-    def _close_round(self, over: abc.Sequence[Answer]) -> None:
+    def _close_round(self, over: Sequence[Answer]) -> None:
         """Remove empty batches, and tell the callers of the answers that are over.
 
         What was learned is recorded and measured afterwards, so that no caller waits for it. An
         idle engine returns unused memory to the system.
         """
-        read = [reading.batch for reading in self._prompts.reading]
-        empty = [k for k, batch in self._batches.items() if not batch.rows and batch not in read]
+        used = [answer.pipeline for answer in (*self._prompts.reading, *self._running)]
+        empty = [key for key, batch in self._batches.items() if batch not in used]
         for key in empty:
             del self._batches[key]
         ended = [self._policies.pop(key) for key in empty if key in self._policies]
