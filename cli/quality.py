@@ -59,7 +59,6 @@ def command(
     from redrafter_mlx.drafting.forms import DrafterFolder, find_form
     from redrafter_mlx.engine.prompt import prompt_tokens
     from redrafter_mlx.loading.target import load_target
-    from redrafter_mlx.target_model.model import Target
 
     drafters = each_once(drafters)
     opened = [open_files(folder) for folder in drafters]
@@ -76,7 +75,7 @@ def command(
             progress=progress,
             chat_or=None if raw else opt.RAW_INSTEAD,
         )
-        target = Target(loaded.model)
+        target = loaded.target
         source = loaded.source
         named = {str(folder): DrafterFolder.of(folder, source).load(target) for folder in drafters}
         V = target.vocab_size

@@ -85,7 +85,7 @@ def training_estimate(loaded: Redrafter, costs: CostModel) -> Estimate | str:
     if seconds / rows * 6 * (64 + 10) > _PATIENCE:  # a few prompts, and some tokens of each
         return f"a trial takes long here; for its sizes see: {command}"
     try:
-        target = LoadedTarget(loaded.model, loaded.tokenizer, loaded.source)
+        target = LoadedTarget.of(loaded.model, loaded.tokenizer, loaded.source)
         return TrainingRun(job, loaded=target).estimate(_PATIENCE)
     except (RedrafterError, RuntimeError, MemoryError, OSError) as error:
         # It is tried beside the model, which may not fit; what `tune` has measured is still shown.

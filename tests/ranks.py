@@ -41,6 +41,7 @@ from redrafter_mlx.runtime.launched import wait_for_loss
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import pack_beam
+from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.verification import verify
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -227,7 +228,7 @@ def corpus(folder: Path, ranks: Ranks | None = None) -> None:
     prompts = tuple(Conversation((f"Question {i}?",)) for i in range(12))
     writing = WritingOptions(own_share=0.25, batch=6, max_answer_tokens=12)
     job = CorpusJob(TrainingJob("tiny", Path("out"), writing=writing), prompts, folder)
-    loaded = LoadedTarget(byte_model(), byte_tokenizer(), source)
+    loaded = LoadedTarget.of(byte_model(), byte_tokenizer(), source)
     write_corpus(job, CorpusGoal(400, 10**8), 1, loaded, ranks=ranks)
 
 
@@ -248,7 +249,7 @@ def main() -> None:
     sharing = shard(model, "tiny", ranks.group)
     ranks.agree({"model": os.environ.get("MODEL", "tiny")})
     if not ranks.leads:
-        follow(model, ranks)
+        follow(Target(model), ranks)
     redrafter = redrafter_of(model, Mirror(ranks, sharing))
     print(json.dumps("ready"), flush=True)
     work = {function.__name__: function for function in WORK}

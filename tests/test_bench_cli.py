@@ -144,7 +144,7 @@ def test_a_run_resumes_with_the_same_draft_model_alone(
 
     def load(*_: object, **__: object) -> LoadedTarget:
         source = replace(SOURCE, name="draft", fingerprint=next(hashes))
-        return LoadedTarget(byte_model(), byte_tokenizer(), source)
+        return LoadedTarget.of(byte_model(), byte_tokenizer(), source)
 
     monkeypatch.setattr(bench_session, "load_target", load)
     line = ["--draft-model", "draft", "--limit", "1", "--answers", str(tmp_path / "a.jsonl")]
@@ -261,7 +261,7 @@ def test_a_run_does_not_go_on_with_other_drafts_than_it_began_with(
     save_drafter(random_drafter(seed=3, vocab_size=258), tmp_path / "b")
     for run, (drafter, seed) in enumerate(runs):
         save_drafter(random_drafter(seed=seed, vocab_size=258), tmp_path / "a")
-        target = LoadedTarget(byte_model(), byte_tokenizer(), SOURCE)
+        target = LoadedTarget.of(byte_model(), byte_tokenizer(), SOURCE)
         loaded = draft_with(parse_drafter(drafter), target)
         monkeypatch.setattr(options, "load_model", lambda *_, loaded=loaded, **__: loaded)
         if run == 0:

@@ -94,7 +94,7 @@ def test_mlx_lms_speculative_decoding_is_one_of_the_methods(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, questions: list[str]
 ) -> None:
     """In the tables that have rows for it; the others refuse its option."""
-    draft = LoadedTarget(byte_model(), byte_tokenizer(), SOURCE)
+    draft = LoadedTarget.of(byte_model(), byte_tokenizer(), SOURCE)
     monkeypatch.setattr(bench_session, "load_target", lambda *_, **__: draft)
     asked = [*questions, *ONCE, "--draft-model", "m", "--drafter", "x"]
     found = paper(capsys, "table1", *asked, "--num-draft-tokens", "2,3")

@@ -87,7 +87,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("redrafter_mlx.weights.known_drafters.KNOWN_DRAFTERS", KNOWN)
     source = TargetSource("org/tiny-4bit", tmp_path, "sha256:t", "llama", "float32", None, None)
-    target = LoadedTarget(random_model(), byte_tokenizer(), source)
+    target = LoadedTarget.of(random_model(), byte_tokenizer(), source)
     monkeypatch.setattr(loading, "load_target", lambda *_, **__: target)
     return tmp_path
 
@@ -162,7 +162,7 @@ def test_a_drafter_has_the_bits_of_its_target_unless_others_are_asked_for(
     stored: int | None,
 ) -> None:
     source = TargetSource("org/tiny-4bit", tiny, "sha256:t", "llama", "float32", bits, None)
-    target = LoadedTarget(random_model(), byte_tokenizer(), source)
+    target = LoadedTarget.of(random_model(), byte_tokenizer(), source)
     monkeypatch.setattr(loading, "load_target", lambda *_, **__: target)
     on_disk(tiny)
     redrafter = load("org/tiny-4bit", drafter_bits=asked)
@@ -187,7 +187,7 @@ def test_a_draft_model_that_is_quantised_already_keeps_its_bits_unless_others_ar
     quantize: int | None,
 ) -> None:
     source = TargetSource("org/tiny-4bit", tiny, "sha256:t", "llama", "float32", bits, None)
-    target = LoadedTarget(random_model(), byte_tokenizer(), source)
+    target = LoadedTarget.of(random_model(), byte_tokenizer(), source)
     monkeypatch.setattr(loading, "load_target", lambda *_, **__: target)
     loaded: list[int | None] = []
 

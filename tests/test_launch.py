@@ -138,7 +138,7 @@ def test_answers_are_admitted_by_the_memory_of_all_ranks(
     limits: list[int | None] = []
     model = random_model()
     source = tiny_source(tmp_path)
-    target = LoadedTarget(model, byte_tokenizer(), source)
+    target = LoadedTarget.of(model, byte_tokenizer(), source)
     monkeypatch.setattr(
         loading, "join_ranks", lambda: SimpleNamespace(leads=True, agree=lambda _, free: free // 2)
     )
@@ -184,7 +184,7 @@ def test_the_machine_of_a_follower_is_kept_awake(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(follower, "kept_awake", kept_awake)
     monkeypatch.setattr(follower, "receive", receive)
     with pytest.raises(SystemExit, match="7"):
-        follower.follow(random_model(), cast(Ranks, None))
+        follower.follow(Target(random_model()), cast(Ranks, None))
 
 
 def test_costs_are_stored_by_backend_and_number_of_machines(

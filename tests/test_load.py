@@ -11,7 +11,15 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
-from tiny import HIDDEN, VOCAB, plain_tokens, random_drafter, random_model, tiny_source
+from tiny import (
+    HIDDEN,
+    VOCAB,
+    plain_tokens,
+    random_drafter,
+    random_model,
+    targets_made,
+    tiny_source,
+)
 
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.installed import find_drafters
@@ -34,7 +42,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     source = tiny_source(tmp_path, "sha256:t")
 
     def tiny_target(*_: object, **__: object) -> LoadedTarget:
-        return LoadedTarget(random_model(), byte_tokenizer(), source)
+        return LoadedTarget.of(random_model(), byte_tokenizer(), source)
 
     monkeypatch.setattr(loading, "load_target", tiny_target)
     return tmp_path / "drafters"
@@ -114,6 +122,16 @@ def test_the_drafter_that_was_trained_for_this_target_is_found(shelf: Path) -> N
         strict=True,
     ):
         assert mx.array_equal(a, b)
+
+
+def test_a_trained_drafter_is_bound_to_the_loaded_target(
+    shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one would build the graph of all layers once more."""
+    save_drafter(random_drafter(2, target_fingerprint="sha256:t"), shelf / "b")
+    made = targets_made(monkeypatch)
+    assert load("tiny").drafting == "drafter and lookup"
+    assert made == ["llama"]
 
 
 MINE = "sha256:t"

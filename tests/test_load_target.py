@@ -18,7 +18,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, quantize_model, save_model
 from mlx_lm.utils import load as mlx_lm_load
-from tiny import byte_tokenizer
+from tiny import byte_tokenizer, targets_made
 from transformers import CONFIG_MAPPING
 from weights_samples import (
     LLAMA,
@@ -31,6 +31,7 @@ from weights_samples import (
 )
 
 from redrafter_mlx.errors import BadInputError, DamagedFileError, RedrafterError, TooLargeError
+from redrafter_mlx.loading.load import load
 from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.weights import quantised_cache
@@ -82,6 +83,26 @@ def test_folder_gives_what_mlx_lm_gives(folder: Path) -> None:
     text = "hello world 123\n"
     assert loaded.tokenizer.encode(text) == tokenizer.encode(text)
     assert set(loaded.tokenizer.eos_token_ids) == set(tokenizer.eos_token_ids)
+
+
+@pytest.mark.parametrize(("drafter", "models"), [("auto", 1), ("a model", 2)])
+def test_a_target_is_made_once_a_load(
+    folder: Path, drafter: str, models: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = targets_made(monkeypatch)
+    load(folder, str(folder) if drafter == "a model" else drafter)
+    assert made == ["llama"] * models
+
+
+@pytest.mark.parametrize("bits", [None, 4, 8])
+def test_a_target_has_the_weights_of_its_model(
+    folder: Path, tmp_path: Path, tokenizer_json: Path, bits: int | None
+) -> None:
+    """It is made before they are read; a CPU reads 4 and 8 bits into new arrays."""
+    loaded = load_target(folder if bits is None else _quantized(tmp_path, tokenizer_json, bits))
+    cache = loaded.target.new_cache()
+    logits = loaded.target.logits(loaded.target.append(PROMPT, cache, 0))
+    assert mx.allclose(logits, loaded.model(PROMPT), rtol=1e-4, atol=1e-4)
 
 
 LONG = [1.5, 2.0, 3.0, 4.0]

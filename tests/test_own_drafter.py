@@ -45,7 +45,7 @@ def own(tmp_path: Path) -> Path:
 def tiny(monkeypatch: pytest.MonkeyPatch) -> LoadedTarget:
     """A tiny model, in place of any model that is loaded."""
     source = tiny_source()
-    loaded = LoadedTarget(byte_model(), byte_tokenizer(), source)
+    loaded = LoadedTarget.of(byte_model(), byte_tokenizer(), source)
     monkeypatch.setattr(loading, "load_target", lambda *_, **__: loaded)
     return loaded
 

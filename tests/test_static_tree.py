@@ -170,7 +170,7 @@ def test_a_tree_is_named_beside_the_drafter(tmp_path: Path) -> None:
     save_drafter(random_drafter(vocab_size=258), tmp_path / "drafter")
     model = byte_model()
     source = tiny_source()
-    loaded = LoadedTarget(model, byte_tokenizer(), source)
+    loaded = LoadedTarget.of(model, byte_tokenizer(), source)
     (tmp_path / "tree.json").write_text(json.dumps([list(path) for path in PATHS]))
     plain = plain_tokens(model, PROMPT, 20)
     for word, shape in (

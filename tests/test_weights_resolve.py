@@ -704,7 +704,7 @@ def test_an_unsupported_form_of_drafter_is_refused_before_its_weights_are_fetche
 ) -> None:
     hub.repos["org/odd", "main"] = model_files(config)
     source = TargetSource("tiny", tmp_path, "sha256:t", "llama", "float32", None, None)
-    target = LoadedTarget(random_model(), byte_tokenizer(), source)
+    target = LoadedTarget.of(random_model(), byte_tokenizer(), source)
     for fetch in (
         partial(pull, check_listed=check_repository),
         lambda name: open_drafter(parse_drafter(name), target),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
+import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, TokenizerWrapper
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -170,3 +171,16 @@ class Words:
 def tiny_source(path: Path = Path("tiny"), fingerprint: str = "sha256:1") -> TargetSource:
     """Return the source of a tiny model, as if it had been loaded from `path`."""
     return TargetSource("tiny", path, fingerprint, "llama", "float32", None, None)
+
+
+def targets_made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the architectures of the targets that are made from now on."""
+    made: list[str] = []
+    make = Target.__init__
+
+    def counted(target: Target, model: nn.Module) -> None:
+        make(target, model)
+        made.append(target.model_type)
+
+    monkeypatch.setattr(Target, "__init__", counted)
+    return made

@@ -106,7 +106,8 @@ def dequantise(model: nn.Module, packed: dict[str, nn.Module]) -> None:
     mx.async_eval(weights)  # new memory takes as long as the numbers
     for path, module in layers.items():
         _unpack(packed.pop(path), weights[path])
-        module.weight = weights.pop(path).astype(module.weight.dtype)
+        # In place, as a target that was made before shares the array.
+        module.weight[...] = weights.pop(path).astype(module.weight.dtype)
 
 
 def _unpack(module: nn.Module, weights: mx.array) -> None:

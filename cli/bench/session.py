@@ -308,7 +308,7 @@ def _load_draft_model(options: BenchOptions, loaded: Redrafter) -> LoadedTarget 
 def _again(loaded: Redrafter, drafter: NamedDrafter, offline: bool) -> Redrafter:
     """Return the same target with another drafter, which is downloaded unless `offline`."""
     assert loaded.source is not None, "was loaded by name"
-    again = LoadedTarget(loaded.model, loaded.tokenizer, loaded.source, loaded.mirror)
+    again = LoadedTarget.of(loaded.model, loaded.tokenizer, loaded.source, loaded.mirror)
     with progress_bars("loading another drafter") as progress:
         return draft_with(
             drafter, again,

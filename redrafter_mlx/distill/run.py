@@ -52,7 +52,6 @@ from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.runtime.device import chip_name, system_name
 from redrafter_mlx.target_model.fingerprint import nbytes_of
-from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.tree_check import check_trees
 from redrafter_mlx.weights import Progress
 from redrafter_mlx.weights.files.folder import contents_of
@@ -110,7 +109,7 @@ class TrainingRun:
             chat_or=None if job.raw else _WITHOUT_TEMPLATE,
             weights=not dry,
         )
-        target, source = Target(self.loaded.model), self.loaded.source
+        target, source = self.loaded.target, self.loaded.source
         if not dry:
             remove_leftovers(job.output)
             check_trees(target)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NoReturn
 
 import mlx.core as mx
-import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from redrafter_mlx.cpu.door import threads_by_rows
@@ -21,10 +20,10 @@ from redrafter_mlx.target_model.layer_cache import Pending
 from redrafter_mlx.target_model.model import Target
 
 
-def follow(model: nn.Module, ranks: Ranks) -> NoReturn:
+def follow(target: Target, ranks: Ranks) -> NoReturn:
     """Repeat rank 0's calls; the process ends when rank 0's does."""
-    follower = Follower(model, ranks)
-    with follower.target.in_use(), kept_awake():
+    follower = Follower(target, ranks)
+    with target.in_use(), kept_awake():
         while True:
             try:
                 follower.repeat(receive(ranks))
@@ -36,8 +35,8 @@ def follow(model: nn.Module, ranks: Ranks) -> NoReturn:
 class Follower:
     """Repeats calls on one rank, whose caches have rank 0's numbers."""
 
-    def __init__(self, model: nn.Module, ranks: Ranks) -> None:
-        self.target, self._ranks = Target(model), ranks
+    def __init__(self, target: Target, ranks: Ranks) -> None:
+        self._target, self._ranks = target, ranks
         self._caches: dict[int, TreeCache] = {}
         self._plain: dict[int, list[KVCache]] = {}
 
@@ -48,11 +47,11 @@ class Follower:
             self._call_plainly(command)
         elif command.word == "batch":
             stream = mx.default_stream(mx.default_device())
-            for _ in PlainBatch(**fields["batch"]).run(self.target.model, stream, self._ranks):
+            for _ in PlainBatch(**fields["batch"]).run(self._target.model, stream, self._ranks):
                 pass
         elif command.word == "sums":
-            form = (1, fields["rows"], self.target.hidden_size)
-            mx.eval(sums(self._ranks, mx.zeros(form, self.target.dtype), fields["count"]))
+            form = (1, fields["rows"], self._target.hidden_size)
+            mx.eval(sums(self._ranks, mx.zeros(form, self._target.dtype), fields["count"]))
         else:
             with threads_by_rows():  # mlx-lm's own calls use all cores
                 self._call(command)
@@ -62,7 +61,7 @@ class Follower:
         cache = self._cache(fields["origin"], command)
         hidden = None
         if command.word == "append":
-            hidden = self.target.append(
+            hidden = self._target.append(
                 arrays[fields["tokens"]], cache, fields["start"], fields["length"]
             )
         elif command.word == "verify":
@@ -71,7 +70,7 @@ class Follower:
                 cache.pending = Pending(*(arrays[i] for i in fields["pending"]))
             tree = TokenTree(tokens, depths, depths, depths, mask, fields["max_depth"],
                              fields["is_chain"])  # fmt: skip
-            hidden, _ = self.target.verify(
+            hidden, _ = self._target.verify(
                 tree, cache, arrays[fields["length"]], fields["bound"], fields["compiled"]
             )
             cache.pending = None
@@ -85,12 +84,12 @@ class Follower:
     def _call_plainly(self, command: Command) -> None:
         fields = command.fields
         live = {*fields["live"]}
-        caches = self._plain.get(fields["before"]) or make_prompt_cache(self.target.model)
+        caches = self._plain.get(fields["before"]) or make_prompt_cache(self._target.model)
         for cache in caches:
             cache.trim(cache.offset - fields["offset"])
         self._plain = {n: c for n, c in self._plain.items() if n in live and c is not caches}
         self._plain[fields["number"]] = caches
-        mx.eval(self.target.model(command.arrays[fields["tokens"]], cache=caches))
+        mx.eval(self._target.model(command.arrays[fields["tokens"]], cache=caches))
 
     def _cache(self, origin: int | Fields, command: Command) -> TreeCache:
         """Return the cache with the origin that rank 0 names."""
@@ -100,7 +99,7 @@ class Follower:
         arrays = [command.arrays[i] for i in origin["arrays"]]
         how = origin["how"]
         if how == "new":
-            return self.target.new_cache()
+            return self._target.new_cache()
         if how == "flush":
             of[0].pending = Pending(*arrays)
             of[0].flush()

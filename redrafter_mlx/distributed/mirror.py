@@ -196,6 +196,11 @@ class MirroredTarget(Target):
         return hidden, logits
 
 
+def target_of(model: nn.Module, mirror: Mirror | None) -> Target:
+    """Return the target of a model that this process has alone, or shares with other ranks."""
+    return Target(model) if mirror is None else MirroredTarget(model, mirror)
+
+
 class MirroredModel(nn.Module):
     """mlx-lm's own model, for its own loops and caches; all ranks make its calls."""
 

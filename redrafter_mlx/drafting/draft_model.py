@@ -28,10 +28,17 @@ class DraftModel(CachedDrafter, well_formed=True):
     """Any mlx-lm model whose cache can hold a tree, as a drafter."""
 
     def __init__(
-        self, model: nn.Module, tokenizer: TokenizerWrapper, name: str = "a draft model"
+        self,
+        model: nn.Module,
+        tokenizer: TokenizerWrapper,
+        name: str = "a draft model",
+        target: Target | None = None,
     ) -> None:
-        """Raise UnsupportedModelError, naming the model, for state that a tree cannot share."""
-        self._model = Target(model)
+        """Raise UnsupportedModelError, naming the model, for state that a tree cannot share.
+
+        target: the model's, if it was made before
+        """
+        self._model = target or Target(model)
         size = self._model.vocab_size
         super().__init__(name, model, DraftVocabulary(size, size))
         self._tokenizer = tokenizer

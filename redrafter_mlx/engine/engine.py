@@ -20,7 +20,7 @@ from redrafter_mlx.decoding.constraint import Constraint
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.decoding.stopping import AnswerText
 from redrafter_mlx.decoding.token_text import TokenText
-from redrafter_mlx.distributed.mirror import Mirror, MirroredTarget
+from redrafter_mlx.distributed.mirror import Mirror, target_of
 from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.drafting.registry import find_drafting
 from redrafter_mlx.engine.core import EngineCore, EngineStatus
@@ -70,12 +70,14 @@ class Redrafter:
         source: TargetSource | None = None,
         drafter_note: str | None = None,
         engine: EngineOptions | None = None,
+        target: Target | None = None,
         mirror: Mirror | None = None,
         thread: EngineThread | None = None,
     ) -> None:
         """`drafter` may be the path of a drafter's folder; see `split_lookup` for other names.
 
         lookup: add prompt lookup to the drafter
+        target: the model's, if it was made before
         mirror: sends the target's calls to the other ranks; None if there are none
         thread: computes for other engines, too; by default this one has a thread of its own
 
@@ -90,7 +92,7 @@ class Redrafter:
         self.model = model
         mx.eval(model.state)  # private arrays too: another thread could not evaluate them
         self.mirror = mirror
-        target = Target(model) if mirror is None else MirroredTarget(model, mirror)
+        target = target or target_of(model, mirror)
         found = find_drafting(drafter, target, self.tokenizer, source, looks_up=lookup)
         self.drafter = found.drafter
         self.lookup = found.lookup

@@ -15,7 +15,6 @@ from typing import cast
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import check_drafter_bits
-from redrafter_mlx.distributed.mirror import MirroredTarget
 from redrafter_mlx.drafting.checked import bound
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.draft_model import DraftModel
@@ -206,8 +205,9 @@ def _language_model(draft: LoadedTarget) -> Bindable:
     config = read_object(path / "config.json") if path.is_dir() else {}
     mask = config.get(MASK_KEY)
     if mask is None:
-        return DraftModel(draft.model, draft.tokenizer, name)
-    drafter = Pard(draft.model, draft.tokenizer, cast(int, mask), name)  # which checks it
+        return DraftModel(draft.model, draft.tokenizer, name, draft.target)
+    # which checks the token
+    drafter = Pard(draft.model, draft.tokenizer, cast(int, mask), name, draft.target)
     if config.get("pard2"):
         drafter.note = (
             f"{name} drafts as PARD: what PARD-2 adds, the target's features, is not read"
@@ -254,8 +254,7 @@ def _find_trained(loaded: LoadedTarget, wanted: NamedDrafter) -> tuple[Drafter |
       several was taken
     Raises ModelNotFoundError if there is none and one is needed.
     """
-    source, mirror = loaded.source, loaded.mirror
-    target = Target(loaded.model) if mirror is None else MirroredTarget(loaded.model, mirror)
+    source, target = loaded.source, loaded.target
     folders, damaged = find_drafters(source.fingerprint, source.earlier_fingerprint)
     broken = [str(error) for error in damaged]
     known = [drafter for drafter in known_drafters(source.name) if drafter.form in loadable_forms()]

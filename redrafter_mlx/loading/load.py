@@ -75,7 +75,7 @@ def load(
         size = nbytes_of(loaded.model)
         free = ranks.agree(facts_of(loaded.source, drafter), memory_limit() - size)
         if not leads:
-            follow(loaded.model, ranks)
+            follow(loaded.target, ranks)
         engine = engine or EngineOptions()
         if engine.memory_bytes is None:  # caches grow alike on all ranks
             engine = replace(engine, memory_bytes=max(size + free, 1))
@@ -107,6 +107,7 @@ def draft_with(
         source=loaded.source,
         drafter_note=note,
         engine=engine,
+        target=loaded.target,
         mirror=loaded.mirror,
         thread=thread,
     )

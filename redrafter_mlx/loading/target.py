@@ -15,8 +15,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from redrafter_mlx.config import DType, check_choice, check_quantize
 from redrafter_mlx.cpu.door import check_allocation
 from redrafter_mlx.distributed.group import Ranks
-from redrafter_mlx.distributed.mirror import Mirror
-from redrafter_mlx.distributed.sharding import Sharing, shard
+from redrafter_mlx.distributed.mirror import Mirror, target_of
+from redrafter_mlx.distributed.sharding import shard
 from redrafter_mlx.errors import (
     BadInputError,
     DamagedFileError,
@@ -53,13 +53,26 @@ from redrafter_mlx.weights.resolve import LocalModel, find_local, resolve
 class LoadedTarget:
     """An mlx-lm model with its parameters evaluated, and its tokenizer.
 
+    target: the model as it is called on trees
     mirror: sends the target's calls to the other ranks; None if this process runs alone
     """
 
     model: nn.Module
+    target: Target
     tokenizer: TokenizerWrapper
     source: TargetSource
     mirror: Mirror | None = None
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        tokenizer: TokenizerWrapper,
+        source: TargetSource,
+        mirror: Mirror | None = None,
+    ) -> LoadedTarget:
+        """Make the target of a model in memory."""
+        return cls(model, target_of(model, mirror), tokenizer, source, mirror)
 
 
 def load_target(
@@ -133,13 +146,13 @@ def _load(
         raw = load_gguf(local.path)
     else:
         raw = load_folder(local.path, local.name)
-    _check_target(raw, local.path)
     with ThreadPoolExecutor(1) as beside:  # MLX and NumPy need no interpreter while they work
         tokenizer = beside.submit(raw.read_tokenizer)
         if weights:
-            precision, sharing = _read_weights(local, raw, dtype, quantize, ranks)
+            precision, target, mirror = _read_weights(local, raw, dtype, quantize, ranks)
         else:
-            precision, sharing = convert(raw.model, dtype, quantize, raw.stored), None
+            precision, mirror = convert(raw.model, dtype, quantize, raw.stored), None
+            target = _make_target(raw, local.path, None)
     source = TargetSource(
         name=local.name,
         path=local.path,
@@ -151,19 +164,18 @@ def _load(
         context_length=raw.context_length,
         earlier_fingerprint=raw.earlier_fingerprint,
     )
-    mirror = Mirror(ranks, sharing) if ranks and sharing and ranks.leads else None
-    return LoadedTarget(raw.model, tokenizer.result(), source, mirror)
+    return LoadedTarget(raw.model, target, tokenizer.result(), source, mirror)
 
 
-def _check_target(raw: RawModel, path: Path) -> None:
-    """Refuse what cannot be a target, before its weights are read.
+def _make_target(raw: RawModel, path: Path, mirror: Mirror | None) -> Target:
+    """Make the target, whose weights may still be on the disk.
 
     Raises:
       UnsupportedModelError: trees cannot be verified with this architecture
       DamagedFileError: the model cannot even be called, such as with a rotary base that is a text
     """
     try:
-        Target(raw.model)
+        return target_of(raw.model, mirror)
     except RedrafterError:
         raise
     except Exception as error:  # architectures raise errors of any type on wrong settings
@@ -173,8 +185,11 @@ def _check_target(raw: RawModel, path: Path) -> None:
 
 def _read_weights(
     local: LocalModel, raw: RawModel, dtype: DType, quantize: int | None, ranks: Ranks | None
-) -> tuple[Precision, Sharing | None]:
-    """Bring the weights into memory, in the form that the options ask for."""
+) -> tuple[Precision, Target, Mirror | None]:
+    """Bring the weights into memory, in the form that the options ask for.
+
+    Before that, refuse what cannot be a target.
+    """
     quantises = quantize is not None and stored_bits(raw.model) is None
     # NumPy takes whole layers, of which a rank wants only its share.
     packed = packed_layers(raw.model) if ranks is None else {}
@@ -183,7 +198,11 @@ def _read_weights(
     if quantises:
         kept = quantised_file(local.path, raw.fingerprint, precision)
     is_kept = kept is not None and use_quantised(raw.model, kept)
-    sharing = None if ranks is None else shard(raw.model, raw.model_type, ranks.group)
+    mirror = None
+    if ranks is not None:
+        sharing = shard(raw.model, raw.model_type, ranks.group)
+        mirror = Mirror(ranks, sharing) if sharing and ranks.leads else None
+    target = _make_target(raw, local.path, mirror)
     size, shared = nbytes_of(raw.model), ranks is not None
     check_load(local.name, local.path, size, this_machine(), shared=shared)
     check_allocation(size)
@@ -195,4 +214,4 @@ def _read_weights(
         raise BadInputError(f"{local.name} cannot be brought into memory: {reason}") from error
     if kept is not None and not is_kept and ranks is None:
         keep_quantised(raw.model, kept)
-    return precision, sharing
+    return precision, target, mirror

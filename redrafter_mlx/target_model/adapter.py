@@ -37,7 +37,7 @@ _ROPE_TYPES = (
     "DeepseekV2YarnRotaryEmbedding",
 )
 """Classes of rotary embeddings whose frequencies do not depend on the length of the text."""
-_FAILURES = (TypeError, ValueError, AttributeError, IndexError, KeyError, NotImplementedError)
+FAILURES = (TypeError, ValueError, AttributeError, IndexError, KeyError, NotImplementedError)
 """Exceptions of models whose code does not work on our caches."""
 
 
@@ -107,14 +107,19 @@ def unsupported(model_type: str, why: str) -> UnsupportedModelError:
     )
 
 
+def failing(model_type: str, what: str, failure: Exception) -> UnsupportedModelError:
+    """Return the error for a model that fails on what its own caches can do."""
+    reason = " ".join(f"{type(failure).__name__}: {failure}".split())
+    return unsupported(model_type, f"it fails on {what} ({reason})")
+
+
 @contextmanager
 def unsupported_if_failing(model_type: str, what: str) -> Iterator[None]:
     """Raise UnsupportedModelError if the model, whose own calls work, fails on our caches."""
     try:
         yield
-    except _FAILURES as failure:
-        reason = " ".join(f"{type(failure).__name__}: {failure}".split())
-        raise unsupported(model_type, f"it fails on {what} ({reason})") from failure
+    except FAILURES as failure:
+        raise failing(model_type, what, failure) from failure
 
 
 def find_backbone(model: nn.Module, model_type: str) -> tuple[str, nn.Module]:

@@ -26,7 +26,9 @@ from redrafter_mlx.runtime.process import ModelLock
 from redrafter_mlx.runtime.wired_memory import WIRED_MEMORY
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.adapter import (
+    FAILURES,
     check_cache,
+    failing,
     find_backbone,
     find_embedding,
     find_head,
@@ -36,7 +38,6 @@ from redrafter_mlx.target_model.adapter import (
     restricted_to,
     scale_by_node,
     unsupported,
-    unsupported_if_failing,
     with_node_positions,
     without_head,
 )
@@ -44,7 +45,7 @@ from redrafter_mlx.target_model.compiled import TreeCall
 from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.row_masks import (
     Backbone,
-    takes_row_masks,
+    call_on_rows,
     with_caches_of,
     with_grouped_masks,
 )
@@ -95,12 +96,11 @@ class Target:
         sample = self.embedding(mx.array([[0]]))
         self.dtype: mx.Dtype = sample.dtype
         self.hidden_size = int(sample.shape[-1])
-        read = self._check_call(windows)
         self.vocab_size = int(self._head(sample).shape[-1])
-        grouped = with_grouped_masks(read)
-        self._grouped = not takes_row_masks(read, self.n_caches)
-        self.row_masks = not self._grouped or takes_row_masks(grouped, self.n_caches)
+        self._try_call(windows)
         self._read: Backbone = self._callable(self._backbone)
+        rows = TreeCache(self.n_caches)
+        self.row_masks = not self._grouped or call_on_rows(self._read, rows) is not None
         self._tree_call = TreeCall(self._read, self._head, self._linears)
 
     def reading(self, layers: Sequence[int]) -> Target:
@@ -237,19 +237,26 @@ class Target:
         read = with_caches_of(self._keep_keys, read)
         return self._rotations.sharing(with_grouped_masks(read) if self._grouped else read)
 
-    def _check_call(self, windows: set[int]) -> Backbone:
-        """Return the backbone as called on one cache for each layer that keeps keys.
+    def _try_call(self, windows: set[int]) -> None:
+        """Find out which layers keep keys, and which form of row masks the backbone takes.
 
-        The model is called, but nothing is computed. Raises UnsupportedModelError for a backbone
-        that returns or masks something else.
+        The backbone is called, but nothing is computed. Raises UnsupportedModelError for one that
+        returns or masks something else, and its own error if it cannot even be called.
 
         windows: sizes of the sliding windows that the model's own caches hold
         """
-        tokens, cache = mx.array([[0, 0]]), TreeCache(self.n_caches)
-        self._backbone(tokens, cache=make_prompt_cache(self.model))
-        cache.plan_prompt(0, 2)
-        with unsupported_if_failing(self.model_type, "our caches"):
-            hidden = self._backbone(tokens, cache=cache.layers)
+        tokens = mx.zeros((1, 2), mx.int32)
+        cache = TreeCache(self.n_caches)
+        try:
+            hidden = call_on_rows(self._backbone, cache)
+            self._grouped = hidden is None
+            if hidden is None:
+                cache = TreeCache(self.n_caches)
+                cache.plan_prompt(0, 2)
+                hidden = self._backbone(tokens, cache=cache.layers)
+        except FAILURES as failure:
+            self._backbone(tokens, cache=make_prompt_cache(self.model))
+            raise failing(self.model_type, "our caches", failure) from failure
         if hidden.shape[-1] != self.hidden_size:
             raise unsupported(
                 self.model_type, "its output layer is not apart from the module of its layers"
@@ -261,7 +268,6 @@ class Target:
             )
         self._keep_keys = tuple(layer.keys is not None for layer in cache.layers)
         self.n_caches = sum(self._keep_keys)
-        return with_caches_of(self._keep_keys, self._backbone)
 
     def _check_layers(self, indices: Sequence[int]) -> None:
         """Raise MismatchError, naming the layer, for one that the model does not have."""

@@ -69,14 +69,15 @@ def with_caches_of(keep_keys: Sequence[bool], read: Backbone) -> Backbone:
     return on_caches
 
 
-def takes_row_masks(read: Backbone, n_caches: int) -> bool:
-    """Return whether the backbone takes a mask for each batch row. Nothing is computed."""
-    cache = TreeCache(n_caches)
+def call_on_rows(read: Backbone, cache: TreeCache) -> mx.array | None:
+    """Call the backbone on an empty cache with a mask for each batch row. Nothing is computed.
+
+    Returns None if it does not take them.
+    """
     offset, slots = mx.zeros((_ROWS,), mx.int32), mx.zeros((_ROWS, 2), mx.int32)
     mask = mx.ones((_ROWS, 1, 2, 4), mx.bool_)
     cache.plan = TreePlan(offset, mask, slots, None, extent=4, capacity=4, keep=False)
     try:
-        read(mx.zeros((_ROWS, 2), mx.int32), cache=cache.layers)
+        return read(mx.zeros((_ROWS, 2), mx.int32), cache=cache.layers)
     except ValueError:  # MLX cannot broadcast the mask to the scores
-        return False
-    return True
+        return None

@@ -32,7 +32,6 @@ from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.atomic_write import atomic_write, remove_abandoned
 from redrafter_mlx.runtime.child_process import Child, Send, start_child
 from redrafter_mlx.runtime.environment import environment
-from redrafter_mlx.target_model.model import Target
 
 _POLL = 1.0
 """Seconds between checks of the folder."""
@@ -115,7 +114,7 @@ class BlockWriter:
 
     def __init__(self, job: CorpusJob, loaded: LoadedTarget) -> None:
         self._job, self._tokenizer = job, loaded.tokenizer
-        self._target = Target(loaded.model).reading(job.extras.context)
+        self._target = loaded.target.reading(job.extras.context)
         self.source, self.started = job.source(self._target, loaded.tokenizer), BlockProgress()
         self._made = {
             "writing": json.dumps(asdict(job.job.writing)), "target": loaded.source.fingerprint,

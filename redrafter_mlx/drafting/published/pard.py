@@ -37,10 +37,15 @@ class Pard(DraftModel, well_formed=True):
     """A PARD model; its memory is that of a draft language model."""
 
     def __init__(
-        self, model: nn.Module, tokenizer: TokenizerWrapper, mask_token: int, name: str = "PARD"
+        self,
+        model: nn.Module,
+        tokenizer: TokenizerWrapper,
+        mask_token: int,
+        name: str = "PARD",
+        target: Target | None = None,
     ) -> None:
         """Raise BadInputError for a mask token that the model has no embedding for."""
-        super().__init__(model, tokenizer, name)
+        super().__init__(model, tokenizer, name, target)
         check_int(MASK_KEY, mask_token, 0, self._model.vocab_size - 1)
         self._mask_token = mask_token
 
