@@ -23,6 +23,7 @@ from redrafter_mlx.cli.terminal import (
     statistics_line,
 )
 from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.drafting.names import NONE
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.words import count
 
@@ -65,7 +66,7 @@ def command(
     if raw and generation.thinking is not None:
         raise BadInputError("--thinking needs the chat template; leave out --raw or --thinking")
     asked = read_prompt(prompt, system, raw)
-    loading = loading if generation.draft else replace(loading, drafter="none")
+    loading = loading if generation.draft else replace(loading, drafter=NONE)
     loaded = opt.load_model(  # only one answer will come
         loading, warm_up=False, chat_or=None if raw else "give --raw to continue plain text"
     )

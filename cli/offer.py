@@ -8,6 +8,7 @@ from pathlib import Path
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.terminal import Terminal
+from redrafter_mlx.drafting.names import parse
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.runtime.launched import launched_rank
 from redrafter_mlx.runtime.paths import cache_dir, human_size
@@ -20,7 +21,7 @@ def offer_drafter(loading: opt.ModelOptions) -> None:
     out of reach, or where no one can answer; a line after loading names the command then.
     """
     terminal = Terminal.standard()
-    if loading.drafter != "auto" or loading.offline or not terminal.interactive:
+    if not parse(loading.drafter).auto or loading.offline or not terminal.interactive:
         return
     if launched_rank() is not None:
         return

@@ -26,6 +26,7 @@ from redrafter_mlx.bench.measure.questions import (
 from redrafter_mlx.cli.flag import POSITIONAL, Flag
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.config import AcceptMethod, GenerationOptions
+from redrafter_mlx.drafting.names import AUTO
 
 if TYPE_CHECKING:
     from redrafter_mlx.engine.engine import Redrafter
@@ -116,7 +117,7 @@ class ModelOptions(TargetOptions):
         "trained: the drafter for this model; lookup: n-gram matches in the text so far; a "
         "drafter's folder or Hub repository; a smaller model's name; FILE.py:CLASS. A+B uses both, "
         "A+tree:NAME a static tree.",
-        "auto|trained|lookup|none|NAME", DRAFTS)] = "auto"  # fmt: skip
+        "auto|trained|lookup|none|NAME", DRAFTS)] = AUTO  # fmt: skip
     drafter_bits: Annotated[int | None, DRAFTER_BITS] = None
 
 

@@ -15,6 +15,7 @@ from redrafter_mlx.cli.progress import describe_percent, progress_bars
 from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.cpu.blas import BLAS
+from redrafter_mlx.drafting.names import NONE
 from redrafter_mlx.errors import BadInputError, RedrafterError
 from redrafter_mlx.runtime.busy_machine import BusyMachine
 from redrafter_mlx.weights import Progress, no_progress
@@ -66,7 +67,7 @@ def command(
         from redrafter_mlx.bench.show.plot import check_plot
 
         check_plot(plot)
-    if loading.drafter == "none":
+    if loading.drafter == NONE:
         raise BadInputError(_NO_SHAPES)
     from redrafter_mlx.cli.blas_choice import compare_libraries, restart_with
 

@@ -12,6 +12,7 @@ from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.progress import describe_count, progress_bars
 from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.drafting.names import parse
 from redrafter_mlx.runtime.words import count
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def command(
             [loaded.encode(question.text, raw=raw) for question in chosen],
             max_tokens=generation.max_tokens,
             shape=loaded.shape_of(generation) or loaded.beam_shape,
-            oracle=loading.drafter == "auto" and loaded.drafter is None,
+            oracle=parse(loading.drafter).auto and loaded.drafter is None,
             done=lambda n: progress("questions", n, len(chosen)),
         )
     decode = loaded.tokenizer.decode

@@ -11,7 +11,7 @@ from tiny import byte_model, byte_tokenizer, random_drafter, tiny_source
 
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.drafting.checkpoint import save_drafter
-from redrafter_mlx.drafting.interface import Bindable
+from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.engine.engine import Redrafter
 
 SOURCE = tiny_source()
@@ -19,10 +19,15 @@ SOURCE = tiny_source()
 
 def tiny_redrafter(drafter: str = "random") -> Redrafter:
     """Return a tiny model with the drafter in this folder, or a random one for any other name."""
-    drafts: Bindable | str = random_drafter(seed=1, vocab_size=258)
-    if Path(drafter.removesuffix("+lookup")).is_dir():
-        drafts = drafter
-    return Redrafter(byte_model(), byte_tokenizer(), drafts, source=SOURCE)
+    model, tokenizer = byte_model(), byte_tokenizer()
+    folder = Path(drafter.removesuffix("+lookup"))
+    if not folder.is_dir():
+        drafts = random_drafter(seed=1, vocab_size=258)
+        return Redrafter(model, tokenizer, drafts, source=SOURCE)
+    lookup = drafter.endswith("+lookup")
+    return Redrafter(
+        model, tokenizer, DrafterFolder.of(folder, SOURCE), lookup=lookup, source=SOURCE
+    )
 
 
 @pytest.fixture(autouse=True)

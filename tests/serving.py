@@ -43,7 +43,7 @@ class AlwaysDrafting(Redrafter):
 def tiny_redrafter(seed: int = 0, engine: EngineOptions | None = None) -> Redrafter:
     """Return a model whose tokens are bytes, with prompt lookup."""
     model = byte_model(seed, max_position_embeddings=CONTEXT)
-    return AlwaysDrafting(model, byte_tokenizer(), "lookup", engine=engine)
+    return AlwaysDrafting(model, byte_tokenizer(), lookup=True, engine=engine)
 
 
 def host(model: Redrafter) -> ModelHost:

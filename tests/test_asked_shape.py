@@ -11,6 +11,8 @@ from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter
 
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.drafting.checkpoint import save_drafter
+from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.tuning.timings import Setup, Timings
 from redrafter_mlx.verification import verify
@@ -29,8 +31,12 @@ def drafters(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> dict
     """A trained drafter's folder alone, with lookup, and lookup alone."""
     folder = tmp_path_factory.mktemp("drafter")
     save_drafter(random_drafter(vocab_size=258, draft_length=1), folder)
-    names = {"drafter": str(folder), "both": f"{folder}+lookup", "lookup": "lookup"}
-    return {name: Redrafter(model, byte_tokenizer(), word) for name, word in names.items()}
+    drafter = DrafterFolder(folder)
+    return {
+        "drafter": Redrafter(model, byte_tokenizer(), drafter),
+        "both": Redrafter(model, byte_tokenizer(), drafter, lookup=True),
+        "lookup": Redrafter(model, byte_tokenizer(), lookup=True),
+    }
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s.width}x{s.length}")
@@ -73,25 +79,27 @@ def test_a_capacity_that_was_asked_for_is_not_exceeded(drafters: dict[str, Redra
 CHEAP, DEAR = timings(cliff(8)), timings(lambda rows: 20.0 * rows)
 
 
-def on_machine(known: Timings, monkeypatch: pytest.MonkeyPatch, drafter: str) -> Redrafter:
+def on_machine(
+    known: Timings, monkeypatch: pytest.MonkeyPatch, drafter: Bindable, lookup: bool = False
+) -> Redrafter:
     """Return a model with a drafter, on a machine with the measurements `known`."""
 
     def saved(setup: Setup) -> Timings:
         return replace(known, setup=setup)
 
     monkeypatch.setattr("redrafter_mlx.tuning.tuner.saved_timings", saved)
-    return Redrafter(byte_model(seed=1), byte_tokenizer(), drafter)
+    return Redrafter(byte_model(seed=1), byte_tokenizer(), drafter, lookup=lookup)
 
 
 @pytest.fixture
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> DrafterFolder:
     path = tmp_path_factory.mktemp("drafter")
     save_drafter(random_drafter(vocab_size=258, draft_length=3), path)
-    return str(path)
+    return DrafterFolder(path)
 
 
 def test_what_a_shape_leaves_open_is_what_promises_most_on_this_machine(
-    folder: str, monkeypatch: pytest.MonkeyPatch
+    folder: DrafterFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same drafter on two machines, with one part of the shape given."""
     chosen = {}
@@ -110,14 +118,14 @@ def test_what_a_shape_leaves_open_is_what_promises_most_on_this_machine(
 
 
 @pytest.mark.parametrize("accept", ["sample", "rejection", "typical"])
-@pytest.mark.parametrize("lookup", ["", "+lookup"])
+@pytest.mark.parametrize("lookup", [False, True])
 def test_a_seed_gives_the_same_text_whatever_the_machine_measures(
-    accept: str, lookup: str, folder: str, monkeypatch: pytest.MonkeyPatch
+    accept: str, lookup: bool, folder: DrafterFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Timings determine shapes only without a seed, or if draws depend on positions alone."""
     texts = set()
     for known in (CHEAP, DEAR, timings(lambda _: 20.0)):
-        redrafter = on_machine(known, monkeypatch, folder + lookup)
+        redrafter = on_machine(known, monkeypatch, folder, lookup)
         for _ in range(2):
             answer = redrafter.generate(
                 PROMPT, max_tokens=60, temperature=0.8, accept=accept, seed=5
@@ -126,7 +134,7 @@ def test_a_seed_gives_the_same_text_whatever_the_machine_measures(
     assert len(texts) == 1
 
 
-def test_a_fixed_shape_repeats_a_seeds_text_in_half_precision(folder: str) -> None:
+def test_a_fixed_shape_repeats_a_seeds_text_in_half_precision(folder: DrafterFolder) -> None:
     """Calls with the same number of rows round near-ties in the same way."""
     import mlx.core as mx
 
@@ -146,9 +154,9 @@ def test_a_fixed_shape_repeats_a_seeds_text_in_half_precision(folder: str) -> No
         assert len(texts) == 1
 
 
-def test_drafts_do_not_change_greedy_tokens(model: nn.Module, folder: str) -> None:
+def test_drafts_do_not_change_greedy_tokens(model: nn.Module, folder: DrafterFolder) -> None:
     """The guarantee of `greedy` in float32: no seed, shape or drafter changes a token."""
-    redrafter = Redrafter(model, byte_tokenizer(), folder + "+lookup")
+    redrafter = Redrafter(model, byte_tokenizer(), folder, lookup=True)
     want = plain_tokens(model, PROMPT, 60)
     for shape in SHAPES[::4]:
         asked = {"beam_width": shape.width, "beam_length": shape.length}

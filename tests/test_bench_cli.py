@@ -15,10 +15,11 @@ from redrafter_mlx.cli import main, options
 from redrafter_mlx.cli.bench import session as bench_session
 from redrafter_mlx.cli.bench.options import BenchOptions, Loading
 from redrafter_mlx.drafting.checkpoint import save_drafter
+from redrafter_mlx.drafting.names import parse
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.loading.drafter import parse_drafter
+from redrafter_mlx.loading.drafter import prepare_drafter
 from redrafter_mlx.loading.load import draft_with
 from redrafter_mlx.loading.target import LoadedTarget
 
@@ -262,7 +263,7 @@ def test_a_run_does_not_go_on_with_other_drafts_than_it_began_with(
     for run, (drafter, seed) in enumerate(runs):
         save_drafter(random_drafter(seed=seed, vocab_size=258), tmp_path / "a")
         target = LoadedTarget.of(byte_model(), byte_tokenizer(), SOURCE)
-        loaded = draft_with(parse_drafter(drafter), target)
+        loaded = draft_with(prepare_drafter(parse(drafter)), target)
         monkeypatch.setattr(options, "load_model", lambda *_, loaded=loaded, **__: loaded)
         if run == 0:
             result(capsys, *SHAPES, "--answers", str(file))
@@ -272,7 +273,7 @@ def test_a_run_does_not_go_on_with_other_drafts_than_it_began_with(
 def test_a_random_drafter_needs_the_form_of_a_trained_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain = Redrafter(byte_model(), byte_tokenizer(), "lookup", source=SOURCE)
+    plain = Redrafter(byte_model(), byte_tokenizer(), lookup=True, source=SOURCE)
     monkeypatch.setattr(options, "load_model", lambda *_, **__: plain)
     assert "tiny" in refusal(capsys, "--drafter", "random")
 
@@ -451,7 +452,7 @@ def test_further_drafters_have_the_memory_that_all_ranks_agreed_on() -> None:
     first = Redrafter(byte_model(), byte_tokenizer(), drafter, source=SOURCE, engine=limits)
     untrained = bench_session._untrained(first)
     assert untrained is not None
-    for further in (untrained, bench_session._again(first, parse_drafter("lookup"), True)):
+    for further in (untrained, bench_session._again(first, prepare_drafter(parse("lookup")), True)):
         assert further.limits == limits
 
 

@@ -209,7 +209,7 @@ def test_while_copies_follow_each_other_each_step_is_built_once(
         return honest(self, *given, **named)
 
     monkeypatch.setattr(Decoder, "step", step)
-    redrafter = Redrafter(byte_model(seed=1), byte_tokenizer(), "lookup")
+    redrafter = Redrafter(byte_model(seed=1), byte_tokenizer(), lookup=True)
     stream = redrafter.stream("hello hello", max_tokens=300, beam_width=1, beam_length=8)
     copied = [token.step.from_host for token in stream if token.index == 0 and token.steps > 0]
     begun = sum(now and not before for before, now in itertools.pairwise([False, *copied]))

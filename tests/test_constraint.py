@@ -220,7 +220,7 @@ def test_an_answer_ends_with_its_constraint() -> None:
 
 
 def test_a_constraint_that_allows_nothing_ends_the_answer_with_an_error() -> None:
-    model = Redrafter(byte_model(seed=1), byte_tokenizer(), "lookup")
+    model = Redrafter(byte_model(seed=1), byte_tokenizer(), lookup=True)
 
     def rule(text: tuple[int, ...]) -> set[int]:
         return set(range(97, 123)) if len(text) < 5 else set()

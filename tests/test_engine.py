@@ -63,9 +63,11 @@ def model() -> nn.Module:
 
 
 def make(model: nn.Module, drafter: object = "own", **limits: object) -> Redrafter:
-    own = random_drafter(vocab_size=258) if drafter == "own" else drafter
+    lookup = drafter in ("own", "lookup")
+    if lookup:
+        drafter = random_drafter(vocab_size=258) if drafter == "own" else None
     return Redrafter(
-        model, byte_tokenizer(), own, lookup=drafter == "own",  # type: ignore[arg-type]
+        model, byte_tokenizer(), drafter, lookup=lookup,  # type: ignore[arg-type]
         engine=EngineOptions(**limits),  # type: ignore[arg-type]
     )  # fmt: skip
 

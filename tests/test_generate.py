@@ -110,7 +110,7 @@ def test_statistics_count_steps_and_tokens(model: nn.Module) -> None:
 def test_the_usual_shape_comes_with_the_nodes_that_its_steps_verified(model: nn.Module) -> None:
     """Counted in the trees: prompt lookup often finds fewer drafts than a shape has room for."""
     responses = list(
-        Redrafter(model, byte_tokenizer(), "lookup").stream([1, 2, 3] * 4, max_tokens=80)
+        Redrafter(model, byte_tokenizer(), lookup=True).stream([1, 2, 3] * 4, max_tokens=80)
     )
     last = responses[-1]
     assert last.usual_shape is not None

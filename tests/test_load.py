@@ -23,11 +23,12 @@ from tiny import (
 
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.installed import find_drafters
+from redrafter_mlx.drafting.names import parse
 from redrafter_mlx.drafting.published.medusa import MedusaConfig, MedusaNetwork, save_medusa
 from redrafter_mlx.drafting.recurrent_config import read_config
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.loading import load as loading
-from redrafter_mlx.loading.drafter import parse_drafter
+from redrafter_mlx.loading.drafter import prepare_drafter
 from redrafter_mlx.loading.load import load
 from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY
@@ -106,7 +107,7 @@ def test_a_drafter_below_the_home_folder_is_found(
         "from redrafter_mlx.drafting.oracle import Oracle\n"
         "class Own(Oracle):\n    def __init__(self): super().__init__([], 9)\n"
     )
-    assert parse_drafter(name).parts
+    assert prepare_drafter(parse(name)).parts
 
 
 def test_the_drafter_that_was_trained_for_this_target_is_found(shelf: Path) -> None:

@@ -279,7 +279,7 @@ def test_drawn_drafts_give_way_only_to_copies_that_promise_more_than_they_have_b
 
 def test_a_session_looks_up_what_earlier_turns_said() -> None:
     """The searched text is the whole conversation, although only the new turn's tokens are read."""
-    drafted = Redrafter(byte_model(seed=2), byte_tokenizer(), "lookup").session()
+    drafted = Redrafter(byte_model(seed=2), byte_tokenizer(), lookup=True).session()
     plain = Redrafter(byte_model(seed=2), byte_tokenizer()).session()
     for turn in ("hello there", "hello again", "hello there"):
         got = list(drafted.stream(turn, max_tokens=40))

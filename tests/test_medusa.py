@@ -263,7 +263,7 @@ def test_automatic_shapes_lookup_and_bits_keep_the_text(tmp_path: Path) -> None:
     model = byte_model(hidden_size=64)
     write(tmp_path, tensors)
     prompt = list(b"abcabcabc")
-    redrafter = Redrafter(model, byte_tokenizer(), str(tmp_path) + "+lookup")
+    redrafter = Redrafter(model, byte_tokenizer(), DrafterFolder(tmp_path), lookup=True)
     assert redrafter.drafting == "Medusa and lookup"
     plain = plain_tokens(model, prompt, 40)
     assert redrafter.generate(prompt, max_tokens=40).token_ids == plain
@@ -277,13 +277,13 @@ def test_no_shape_is_longer_than_the_heads_draft(tmp_path: Path) -> None:
     """With prompt lookup a shape may be longer: copies of the text have any length."""
     write(tmp_path, authors_tensors(V=258))
     model = byte_model()
-    alone = Redrafter(model, byte_tokenizer(), str(tmp_path))
+    alone = Redrafter(model, byte_tokenizer(), DrafterFolder(tmp_path))
     assert alone.tuning is not None
     shapes = alone.tuning.statistics().shapes
     assert max(shape.length for shape in shapes) == HEADS + 1
     with pytest.raises(BadInputError, match="beam_length is 5; Medusa drafts beams of up to 4"):
         alone.generate([1, 2], beam_width=2, beam_length=5)
-    beside = Redrafter(model, byte_tokenizer(), str(tmp_path) + "+lookup")
+    beside = Redrafter(model, byte_tokenizer(), DrafterFolder(tmp_path), lookup=True)
     answer = beside.generate([1, 2, 1, 2], max_tokens=20, beam_width=2, beam_length=8)
     assert answer.token_ids == plain_tokens(model, [1, 2, 1, 2], 20)
 

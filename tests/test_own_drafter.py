@@ -19,6 +19,7 @@ from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.interface import Drafter, Features, Memory, Seen
+from redrafter_mlx.drafting.names import parse
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.errors import BadInputError, ModelNotFoundError
 from redrafter_mlx.loading import drafter as drafters
@@ -108,7 +109,7 @@ def test_a_file_that_makes_no_drafter_is_refused_in_one_line(
 ) -> None:
     own.write_text(code, encoding="utf-8")
     with pytest.raises(BadInputError, match=named) as error:
-        drafters.parse_drafter(f"{own}:LastTokenAgain")
+        drafters.prepare_drafter(parse(f"{own}:LastTokenAgain"))
     assert "\n" not in str(error.value)
 
 
@@ -122,7 +123,7 @@ def test_a_file_may_hold_dataclasses_with_annotations_as_text(own: Path) -> None
 
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(ModelNotFoundError, match=r"nowhere\.py"):
-        drafters.parse_drafter("nowhere.py:Drafter")
+        drafters.prepare_drafter(parse("nowhere.py:Drafter"))
 
 
 @pytest.mark.usefixtures("tiny")

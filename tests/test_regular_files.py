@@ -19,9 +19,10 @@ from redrafter_mlx.bench.analyse.compare import read_result
 from redrafter_mlx.distill.corpus.prompts.conversations import read_rows
 from redrafter_mlx.distill.options_file import read_options
 from redrafter_mlx.drafting.checkpoint import save_drafter
+from redrafter_mlx.drafting.names import parse
 from redrafter_mlx.drafting.static_trees import find_tree
 from redrafter_mlx.errors import RedrafterError
-from redrafter_mlx.loading.drafter import parse_drafter
+from redrafter_mlx.loading.drafter import prepare_drafter
 from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.weights.status import show_model
 
@@ -93,10 +94,10 @@ def test_of_a_drafters_folder(tmp_path: Path, name: str) -> None:
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
     if name == "drafter.bin":  # which stands beside the weights
-        assert parse_drafter(folder).parts == (str(folder),)
+        assert prepare_drafter(parse(folder)).parts == (str(folder),)
         return
     with pytest.raises(RedrafterError, match=r"config\.json|model\.safetensors"):
-        parse_drafter(folder)
+        prepare_drafter(parse(folder))
 
 
 @pytest.mark.parametrize("kind", KINDS)

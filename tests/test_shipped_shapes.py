@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS, read_questions
+from redrafter_mlx.drafting.names import parse
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.loading.drafter import parse_drafter
+from redrafter_mlx.loading.drafter import prepare_drafter
 from redrafter_mlx.loading.load import draft_with
 from redrafter_mlx.loading.target import LoadedTarget
 
@@ -22,7 +23,7 @@ QUESTIONS = [OWN_QUESTIONS[0].text, OWN_QUESTIONS[8].text, QUOTING[3].text]
 @pytest.fixture(scope="module")
 def drafters(smollm2_float32: LoadedTarget) -> dict[str, Redrafter]:
     words = ("trained", "auto")
-    return {word: draft_with(parse_drafter(word), smollm2_float32) for word in words}
+    return {word: draft_with(prepare_drafter(parse(word)), smollm2_float32) for word in words}
 
 
 def tokens_per_step(redrafter: Redrafter, width: int, length: int) -> float:

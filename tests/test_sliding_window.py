@@ -138,7 +138,7 @@ def test_a_prefix_is_valid_however_long_the_text_after_it_was() -> None:
 
 def test_a_session_goes_on_from_the_text_that_it_kept() -> None:
     model = sliding_model("gemma3_text", vocab_size=258)
-    redrafter, fresh = (Redrafter(model, byte_tokenizer(), "lookup") for _ in range(2))
+    redrafter, fresh = (Redrafter(model, byte_tokenizer(), lookup=True) for _ in range(2))
     session = redrafter.session()
     for _ in range(3):
         said = "".join(r.text for r in session.stream("abc abc abc", max_tokens=20))

@@ -241,7 +241,7 @@ def test_next_token_frequencies_are_the_targets_probabilities(
 def test_a_schemas_answer_is_valid_and_the_same_without_drafts(
     smollm2_float32: LoadedTarget,
 ) -> None:
-    model = Redrafter(smollm2_float32.model, smollm2_float32.tokenizer, "lookup")
+    model = Redrafter(smollm2_float32.model, smollm2_float32.tokenizer, lookup=True)
     schema = {
         "type": "object",
         "properties": {"river": {"type": "string", "maxLength": 20}, "km": {"type": "integer"}},

@@ -95,7 +95,7 @@ def test_accepted_drafts_name_who_proposed_them(shape: BeamShape, accept: str) -
 
 
 def test_each_response_names_the_source_of_its_token() -> None:
-    model = Redrafter(byte_model(seed=2), byte_tokenizer(), "lookup")
+    model = Redrafter(byte_model(seed=2), byte_tokenizer(), lookup=True)
     responses = list(model.stream("hello hello hello", max_tokens=60))
     assert [r.source for r in responses] == [r.step.sources[r.index] for r in responses]
     assert {r.source for r in responses} == {"model", "lookup"}

@@ -27,10 +27,11 @@ from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.drafting.names import parse
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.static_trees import find_tree
 from redrafter_mlx.errors import BadInputError, DamagedFileError
-from redrafter_mlx.loading.drafter import parse_drafter
+from redrafter_mlx.loading.drafter import prepare_drafter
 from redrafter_mlx.loading.load import draft_with
 from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.speculation.static_tree import RankPath, StaticTree, static_tree
@@ -177,7 +178,7 @@ def test_a_tree_is_named_beside_the_drafter(tmp_path: Path) -> None:
         ("eagle_mc_sim_7b_63", BeamShape(8, 6, 26)),
         (f"{tmp_path / 'tree.json'}+lookup", TREE.shape),
     ):
-        named = parse_drafter(f"{tmp_path / 'drafter'}+tree:{word}")
+        named = prepare_drafter(parse(f"{tmp_path / 'drafter'}+tree:{word}"))
         redrafter = draft_with(named, loaded)
         assert redrafter.tuning is None, "no shape is left to choose"
         assert redrafter.drafting is not None
@@ -199,24 +200,24 @@ def test_a_trees_file_may_be_in_the_home_folder(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "tree.json").write_text(json.dumps(PATHS))
-    tree = parse_drafter("trained+tree:~/tree.json").tree
+    tree = prepare_drafter(parse("trained+tree:~/tree.json")).tree
     assert tree is not None
     assert tree.paths == PATHS
 
 
 def test_a_tree_that_is_not_there_is_refused_before_a_target_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"no tree 'oak'.*medusa_mc_sim_7b_63"):
-        parse_drafter("trained+tree:oak")
+        prepare_drafter(parse("trained+tree:oak"))
     for drafter in ("lookup", "auto"):
         with pytest.raises(BadInputError, match=f"{drafter} drafts along no tree"):
-            parse_drafter(f"{drafter}+tree:medusa_mc_sim_7b_63")
+            prepare_drafter(parse(f"{drafter}+tree:medusa_mc_sim_7b_63"))
     nested = "[" * 100_000
     for content, named in (
         ("{", "cannot be read"), (nested, "cannot be read"), ("[1]", "no list of lists"),
     ):  # fmt: skip
         (tmp_path / "tree.json").write_text(content)
         with pytest.raises(DamagedFileError, match=named):
-            parse_drafter(f"trained+tree:{tmp_path / 'tree.json'}")
+            prepare_drafter(parse(f"trained+tree:{tmp_path / 'tree.json'}"))
     (tmp_path / "tree.json").write_text('[["a"]]')
     with pytest.raises(BadInputError, match="rank of a static tree is 'a'"):
-        parse_drafter(f"trained+tree:{tmp_path / 'tree.json'}")
+        prepare_drafter(parse(f"trained+tree:{tmp_path / 'tree.json'}"))

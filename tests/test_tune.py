@@ -767,7 +767,7 @@ def test_tune_has_no_shape_to_name_where_the_text_alone_is_copied(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lookup = Redrafter(model, byte_tokenizer(), "lookup")
+    lookup = Redrafter(model, byte_tokenizer(), lookup=True)
     monkeypatch.setattr(options, "load_model", lambda *_, **__: lookup)
     assert main.run(["tune"]) == main.run(["tune", "--json"]) == 0
     out = capsys.readouterr().out.splitlines()

@@ -50,7 +50,7 @@ def test_float32_is_exact(drafter: RecurrentNetwork | None) -> None:
 
 
 def test_prompt_lookup_is_exact_and_the_oracle_can_replace_it() -> None:
-    redrafter = Redrafter(byte_model(seed=1), byte_tokenizer(), "lookup")
+    redrafter = Redrafter(byte_model(seed=1), byte_tokenizer(), lookup=True)
     for oracle, drafter in ((False, "lookup"), (True, "oracle")):
         report = verify(redrafter, PROMPTS, max_tokens=30, shape=SHAPE, oracle=oracle)
         assert report.exact

@@ -31,6 +31,7 @@ from tiny import byte_tokenizer, random_drafter, random_model
 
 from redrafter_mlx.cli import main
 from redrafter_mlx.drafting.checkpoint import save_drafter
+from redrafter_mlx.drafting.names import parse
 from redrafter_mlx.errors import (
     DamagedFileError,
     DownloadError,
@@ -38,7 +39,7 @@ from redrafter_mlx.errors import (
     TooLargeError,
     UnsupportedModelError,
 )
-from redrafter_mlx.loading.drafter import open_drafter, parse_drafter
+from redrafter_mlx.loading.drafter import open_drafter, prepare_drafter
 from redrafter_mlx.loading.supported import check_repository
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.paths import cache_dir, check_free_disk, human_size
@@ -707,7 +708,7 @@ def test_an_unsupported_form_of_drafter_is_refused_before_its_weights_are_fetche
     target = LoadedTarget.of(random_model(), byte_tokenizer(), source)
     for fetch in (
         partial(pull, check_listed=check_repository),
-        lambda name: open_drafter(parse_drafter(name), target),
+        lambda name: open_drafter(prepare_drafter(parse(name)), target),
     ):
         with pytest.raises(UnsupportedModelError, match=f"a {form} drafter"):
             fetch("org/odd")

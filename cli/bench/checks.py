@@ -9,6 +9,7 @@ from redrafter_mlx.bench.show.report_folder import check_report
 from redrafter_mlx.cli.bench.options import MOST_AT_ONCE, BenchOptions
 from redrafter_mlx.cli.flag import option_name
 from redrafter_mlx.config import check_drafter_bits, check_int
+from redrafter_mlx.drafting.names import NONE
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.launched import launched_rank
 
@@ -40,7 +41,7 @@ def check_measurement(options: BenchOptions) -> None:
         check_plot(options.plot)
     if options.report is not None:
         check_report(options.report, options.answers)
-    if "none" in options.drafters:
+    if NONE in options.drafters:
         for name in (
             "beam_width",
             "beam_length",

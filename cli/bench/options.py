@@ -25,6 +25,7 @@ from redrafter_mlx.config import (
     check_choice,
     check_quantize,
 )
+from redrafter_mlx.drafting.names import AUTO
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ class BenchOptions:
 
     @property
     def drafters(self) -> list[str]:
-        return each_once(self.drafter or ["auto"])
+        return each_once(self.drafter or [AUTO])
 
     @cached_property
     def loadings(self) -> list[Loading]:

@@ -23,6 +23,7 @@ from redrafter_mlx.cli.flag import option_name
 from redrafter_mlx.cli.ranges import parse_numbers, parse_words
 from redrafter_mlx.distill.report.metrics import METRICS, read_metrics
 from redrafter_mlx.drafting.installed import list_drafters
+from redrafter_mlx.drafting.names import AUTO, LOOKUP, TRAINED
 from redrafter_mlx.errors import BadInputError, ModelNotFoundError
 from redrafter_mlx.runtime.launched import launched_rank
 from redrafter_mlx.runtime.words import count
@@ -131,8 +132,8 @@ def installed_drafters(model: str) -> tuple[str, ...]:
     here = [d for d in list_drafters(model) if d.path is not None and d.form != "damaged"]
     trained = [d.name for d in here if d.name == str(d.path)]
     published = [d.name for d in here if d.name not in trained]
-    found = (*(trained if len(trained) != 1 else ["trained"]), *published)
-    return (*found, "lookup", *(("auto",) if found else ()))
+    found = (*(trained if len(trained) != 1 else [TRAINED]), *published)
+    return (*found, LOOKUP, *((AUTO,) if found else ()))
 
 
 def _unmeasured(protocol: PaperProtocol, options: BenchOptions) -> PaperRun:

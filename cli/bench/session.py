@@ -24,10 +24,11 @@ from redrafter_mlx.cli.progress import describe_count, describe_percent, progres
 from redrafter_mlx.cli.terminal import INTERRUPTED
 from redrafter_mlx.cpu.blas import BLAS
 from redrafter_mlx.distributed.collectives import seconds_of_exchange
+from redrafter_mlx.drafting.names import TRAINED, parse
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.errors import BadInputError, RedrafterError
-from redrafter_mlx.loading.drafter import NamedDrafter, parse_drafter
+from redrafter_mlx.loading.drafter import PreparedDrafter, prepare_drafter
 from redrafter_mlx.loading.load import draft_with
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.busy_machine import BusyMachine
@@ -136,11 +137,11 @@ def end_note(
 
 def load_drafters(options: BenchOptions, loading: Loading) -> dict[str | None, Redrafter]:
     """Load the target with each drafter of the options, by name; a single drafter's key is None."""
-    first, *others = [name for name in options.drafters if name != RANDOM] or ["trained"]
+    first, *others = [name for name in options.drafters if name != RANDOM] or [TRAINED]
     bits, offline = options.drafter_bits, options.offline
     engine = EngineOptions(max_batch=max([EngineOptions.max_batch, *options.batch_sizes]))
     # Only rank 0 needs the files of drafters.
-    named = {} if launched_rank() else {name: parse_drafter(name, bits) for name in others}
+    named = {} if launched_rank() else {n: prepare_drafter(parse(n), bits) for n in others}
     loaded = opt.load_model(
         opt.ModelOptions(options.model, loading.dtype, loading.quantize, offline, first, bits),
         engine,
@@ -152,7 +153,7 @@ def load_drafters(options: BenchOptions, loading: Loading) -> dict[str | None, R
     if RANDOM in options.drafters:
         untrained = next(filter(None, map(_untrained, by_name.values())), None)
         if untrained is None:
-            untrained = _untrained(_again(loaded, parse_drafter("trained", bits), offline))
+            untrained = _untrained(_again(loaded, prepare_drafter(parse(TRAINED), bits), offline))
         assert untrained is not None, "every form that is trained has weights"
         by_name[RANDOM] = untrained
     found: dict[str | None, Redrafter] = {name: by_name[name] for name in options.drafters}
@@ -305,7 +306,7 @@ def _load_draft_model(options: BenchOptions, loaded: Redrafter) -> LoadedTarget 
     return draft
 
 
-def _again(loaded: Redrafter, drafter: NamedDrafter, offline: bool) -> Redrafter:
+def _again(loaded: Redrafter, drafter: PreparedDrafter, offline: bool) -> Redrafter:
     """Return the same target with another drafter, which is downloaded unless `offline`."""
     assert loaded.source is not None, "was loaded by name"
     again = LoadedTarget.of(loaded.model, loaded.tokenizer, loaded.source, loaded.mirror)

@@ -46,6 +46,7 @@ from redrafter_mlx.distill.training.checkpoint import check_same_run, read_check
 from redrafter_mlx.distill.training.trainer import Event, Trainer
 from redrafter_mlx.distributed.facts import facts_of
 from redrafter_mlx.distributed.group import Ranks
+from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading.target import LoadedTarget, load_target
@@ -328,7 +329,8 @@ class TrainingRun:
         After `stop()`, no more prompts are answered, but one always is.
         """
         loaded, shapes = self.loaded, self._trained_for(TIMED_SHAPES)
-        redrafter = Redrafter(loaded.model, loaded.tokenizer, self.job.output, source=loaded.source)
+        trained = DrafterFolder.of(self.job.output, loaded.source)
+        redrafter = Redrafter(loaded.model, loaded.tokenizer, trained, source=loaded.source)
         return measure_speed(redrafter, prompts, shapes, done, stop)
 
     def finish(self, measured: list[MeasuredRow]) -> str | None:

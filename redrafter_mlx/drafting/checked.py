@@ -18,7 +18,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.interface import Bindable, Drafter, Features, Memory, Seen
-from redrafter_mlx.errors import DrafterError, RedrafterError, device_failure
+from redrafter_mlx.errors import BadInputError, DrafterError, RedrafterError, device_failure
 from redrafter_mlx.speculation.beams import Beams, repaired
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target_model.model import Target
@@ -28,18 +28,30 @@ _Structure: TypeAlias = "int | tuple[_Structure, ...]"
 
 
 def bound(drafter: Bindable, target: Target, tokenizer: TokenizerWrapper) -> Drafter:
-    """Bind the drafter, and have it checked unless it is known to be well-formed.
+    """Bind the drafter, evaluated, and have it checked unless it is known to be well-formed.
 
     Raises MismatchError for a target that it does not fit, and DrafterError if it fails.
     """
+    check_drafter(drafter)
     with _named(drafter, "bind"):
         found = drafter.bind(target, tokenizer)
         if not isinstance(found, Drafter):
             raise TypeError(f"it returned a {type(found).__name__}, which is no Drafter")
+        mx.eval([module.state for module in found.modules])
         if found.well_formed:
             return found
         mx.eval(vars(found))  # another thread drafts, and could not evaluate them
         return Checked(found, target.vocab_size)
+
+
+def check_drafter(drafter: Bindable) -> Bindable:
+    """Return the drafter; raises BadInputError for what is none, such as a class or a name."""
+    if isinstance(drafter, type) or not callable(getattr(drafter, "bind", None)):
+        raise BadInputError(
+            f"drafter is {drafter!r:.80}, which is none; give an object that derives from Drafter; "
+            f"`load` takes names and folders too"
+        )
+    return drafter
 
 
 class Checked(Drafter, well_formed=True):

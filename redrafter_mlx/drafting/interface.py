@@ -153,6 +153,11 @@ class Drafter(ABC):
         return "drafter"
 
     @property
+    def label(self) -> str:
+        """The name, and the static tree that it drafts along if there is one."""
+        return self.name if self.tree is None else f"{self.name} along {self.tree}"
+
+    @property
     def module(self) -> nn.Module | None:
         """The module with the parameters that it drafts with, None if there are none."""
         return None

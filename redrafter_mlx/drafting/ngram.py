@@ -16,15 +16,11 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeVar
 
 from redrafter_mlx.drafting.continuation import Continuation
-from redrafter_mlx.errors import BadInputError
 
-BESIDE_A_DRAFTER = 3
+_BESIDE_A_DRAFTER = 3
 """Minimum match length when a drafter drafts too: shorter matches are right less often."""
-
-_WORD, _PREFIX, _SUFFIX = "lookup", "lookup+", "+lookup"
 
 _PRIOR_TRIALS = 4.0
 """Weight of the rates in `Lookup.accepted`, as a number of matches in the text at hand."""
@@ -35,8 +31,6 @@ search."""
 
 _TOKEN_BITS = 32
 """Bits of a token in an n-gram's key."""
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -56,6 +50,11 @@ class Lookup:
     shortest: int = 2
     accepted: tuple[float, ...] = (0.20, 0.47, 0.59, 0.71, 0.81, 0.84, 0.84, 0.93)
     second: float = 0.35
+
+    @classmethod
+    def beside(cls, drafter: object | None) -> Lookup:
+        """Return the default prompt lookup beside a drafter, or alone if that is None."""
+        return cls() if drafter is None else cls(_BESIDE_A_DRAFTER)
 
 
 class NgramIndex:
@@ -194,22 +193,3 @@ class NgramIndex:
     def _last(self, n: int) -> int:
         """Return the key of the last `n` tokens, at most those of the shortest n-gram."""
         return self._key & ((1 << _TOKEN_BITS * n) - 1)
-
-
-def split_lookup(drafter: _T | str) -> tuple[_T | str | None, bool]:
-    """Split off prompt lookup: return the drafter itself and whether prompt lookup is used.
-
-    "lookup" is prompt lookup alone, "FOLDER+lookup" and "lookup+FOLDER" are a drafter and prompt
-    lookup; anything else is returned unchanged.
-    """
-    if not isinstance(drafter, str):
-        return drafter, False
-    if drafter == _WORD:
-        return None, True
-    name = drafter.removesuffix(_SUFFIX)
-    if name == drafter:
-        name = drafter.removeprefix(_PREFIX)
-    if not name:
-        beside = f"a drafter beside {_WORD}" if drafter else "a drafter, or none"
-        raise BadInputError(f"drafter is {drafter!r}; name {beside}")
-    return name, name != drafter

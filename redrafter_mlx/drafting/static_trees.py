@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.speculation.static_tree import StaticTree
-
-_WORD = re.compile(r"\+tree:([^+]*)")
 
 _PUBLISHED = {
     "medusa_mc_sim_7b_63": """
@@ -52,15 +49,6 @@ _PUBLISHED = {
 """Each word is a path, with one digit per rank. The sources are FasterDecoding/Medusa,
 medusa/model/medusa_choices.py, and SafeAILab/EAGLE, eagle/model/choices.py; mc_sim_7b_63 is the
 default of both."""
-
-
-def split_tree(drafter: str) -> tuple[str, StaticTree | None]:
-    """Split "DRAFTER+tree:NAME" into the drafter's name and the tree, None without a tree.
-
-    Raises BadInputError for a tree that is neither published nor a file.
-    """
-    found = _WORD.search(drafter)
-    return _WORD.sub("", drafter, count=1), None if found is None else find_tree(found[1])
 
 
 def find_tree(name: str) -> StaticTree:

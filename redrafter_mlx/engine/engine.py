@@ -6,7 +6,6 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from functools import cached_property, partial
-from pathlib import Path
 from types import NoneType
 from typing import NoReturn
 
@@ -21,8 +20,10 @@ from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.decoding.stopping import AnswerText
 from redrafter_mlx.decoding.token_text import TokenText
 from redrafter_mlx.distributed.mirror import Mirror, target_of
+from redrafter_mlx.drafting.checked import bound
 from redrafter_mlx.drafting.interface import Bindable
-from redrafter_mlx.drafting.registry import find_drafting
+from redrafter_mlx.drafting.names import LOOKUP
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.engine.core import EngineCore, EngineStatus
 from redrafter_mlx.engine.exactness import check_once
 from redrafter_mlx.engine.memory import MemoryBudget
@@ -64,9 +65,9 @@ class Redrafter:
         self,
         model: nn.Module,
         tokenizer: TokenizerWrapper | PreTrainedTokenizerBase,
-        drafter: Bindable | str | Path | None = None,
+        drafter: Bindable | None = None,
         *,
-        lookup: bool = False,
+        lookup: Lookup | bool = False,
         source: TargetSource | None = None,
         drafter_note: str | None = None,
         engine: EngineOptions | None = None,
@@ -74,9 +75,9 @@ class Redrafter:
         mirror: Mirror | None = None,
         thread: EngineThread | None = None,
     ) -> None:
-        """`drafter` may be the path of a drafter's folder; see `split_lookup` for other names.
+        """`load` finds drafters by name; here they are objects.
 
-        lookup: add prompt lookup to the drafter
+        lookup: adds prompt lookup to the drafter; True is the default one
         target: the model's, if it was made before
         mirror: sends the target's calls to the other ranks; None if there are none
         thread: computes for other engines, too; by default this one has a thread of its own
@@ -93,10 +94,10 @@ class Redrafter:
         mx.eval(model.state)  # private arrays too: another thread could not evaluate them
         self.mirror = mirror
         target = target or target_of(model, mirror)
-        found = find_drafting(drafter, target, self.tokenizer, source, looks_up=lookup)
-        self.drafter = found.drafter
-        self.lookup = found.lookup
-        self.drafting = found.words
+        self.drafter = None if drafter is None else bound(drafter, target, self.tokenizer)
+        self.lookup = (Lookup.beside(drafter) if lookup is True else lookup) or None
+        labels = [] if self.drafter is None else [self.drafter.label]
+        self.drafting = " and ".join([*labels, *([LOOKUP] if self.lookup else [])]) or None
         notes = [drafter_note, None if self.drafter is None else self.drafter.note]
         self.drafter_note = "; ".join(note for note in notes if note) or None
         self.target = (

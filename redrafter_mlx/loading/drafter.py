@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -15,18 +14,17 @@ from typing import cast
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import check_drafter_bits
-from redrafter_mlx.drafting.checked import bound
+from redrafter_mlx.drafting.checked import bound, check_drafter
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.drafter_files import open_files
 from redrafter_mlx.drafting.forms import FORMS, DrafterFolder, find_form
 from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.drafting.interface import Bindable, Drafter
-from redrafter_mlx.drafting.ngram import split_lookup
+from redrafter_mlx.drafting.names import TRAINED, DrafterName, is_class
 from redrafter_mlx.drafting.published.pard import MASK_KEY, Pard
 from redrafter_mlx.drafting.recognition import holds_drafter
-from redrafter_mlx.drafting.registry import check_drafter
-from redrafter_mlx.drafting.static_trees import split_tree
+from redrafter_mlx.drafting.static_trees import find_tree
 from redrafter_mlx.errors import (
     BadInputError,
     DamagedFileError,
@@ -48,63 +46,48 @@ from redrafter_mlx.weights.known_drafters import KnownDrafter, known_drafters
 from redrafter_mlx.weights.registry import REGISTRY
 from redrafter_mlx.weights.resolve import find_local, is_repo, resolve
 
-_CLASS = re.compile(r".+\.py:\w+")
-"""A drafter's class in a user's own file."""
-
-_TRAINED = "trained"
-"""The name of the drafter that was trained for the target."""
-
 
 @dataclass(frozen=True)
-class NamedDrafter:
-    """The drafter that a caller names, checked as far as that is possible without a target.
+class PreparedDrafter:
+    """A caller's drafter, checked as far as that is possible without a target.
 
-    parts:    drafters, or their names; two of them draft together
-    looks_up: whether prompt lookup is added
-    auto:     "auto": a published drafter replaces a missing trained one, and lookup alone both
-    bits:     of the drafters' weights, see `bits_of_drafter`
-    tree:     a static tree to draft along; None drafts beams
+    parts:        the parts of its name, of which FILE.py:CLASS is made already; or an object
+    lookup, auto: as in DrafterName
+    tree:         a static tree to draft along; None drafts beams
+    bits:         of the drafters' weights, see `bits_of_drafter`
     """
 
     parts: tuple[str | Bindable, ...]
-    looks_up: bool
+    lookup: bool = False
     auto: bool = False
-    bits: int | None = None
     tree: StaticTree | None = None
+    bits: int | None = None
 
 
-def parse_drafter(
-    drafter: str | Path | Bindable | None, drafter_bits: int | None = None
-) -> NamedDrafter:
-    """Check a drafter before a target is loaded; arguments as in `load`.
+def prepare_drafter(
+    drafter: DrafterName | Bindable, drafter_bits: int | None = None
+) -> PreparedDrafter:
+    """Check a drafter before a target is loaded; `drafter_bits` as in `load`.
 
     Raises RedrafterError for a name that is not a drafter's, or a folder that holds no drafter.
     """
-    drafter_bits = cast("int | None", plain(drafter_bits))
-    check_drafter_bits(drafter_bits)
-    drafter = None if drafter == "none" else drafter
-    named, tree = split_tree(drafter) if isinstance(drafter, str) else (drafter, None)
-    own, looks_up = split_lookup(named)
-    if own == "auto" and tree is None:
-        return NamedDrafter((_TRAINED,), looks_up=True, auto=True, bits=drafter_bits)
-    if tree is not None and own in ("auto", None):
-        raise BadInputError(
-            f"{own or 'lookup'} drafts along no tree; name a drafter, as in {_TRAINED}+tree:NAME"
-        )
-    parts: tuple[str | Bindable, ...]
-    if isinstance(own, (str, Path)):
-        parts = tuple(map(_checked, _parts(own)))
+    bits = cast("int | None", plain(drafter_bits))
+    check_drafter_bits(bits)
+    if isinstance(drafter, DrafterName):
+        tree = None if drafter.tree is None else find_tree(drafter.tree)
+        parts = tuple(map(_checked, drafter.parts))
+        prepared = PreparedDrafter(parts, drafter.lookup, drafter.auto, tree, bits)
     else:
-        parts = () if own is None else (check_drafter(own),)
-    if drafter_bits is not None and not all(isinstance(part, str) for part in parts):
+        prepared = PreparedDrafter((check_drafter(drafter),), bits=bits)
+    if bits is not None and not all(isinstance(part, str) for part in prepared.parts):
         raise BadInputError(
             "drafter_bits quantises a drafter that is loaded from files, not an object's weights"
         )
-    return NamedDrafter(parts, looks_up, bits=drafter_bits, tree=tree)
+    return prepared
 
 
 def open_drafter(
-    named: NamedDrafter,
+    prepared: PreparedDrafter,
     loaded: LoadedTarget,
     *,
     offline: bool = False,
@@ -118,15 +101,15 @@ def open_drafter(
     """
     parts: list[Bindable] = []
     note = None
-    for part in named.parts:
-        if part == _TRAINED:
-            trained, note = _find_trained(loaded, named)
+    for part in prepared.parts:
+        if part == TRAINED:
+            trained, note = _find_trained(loaded, prepared)
             parts += [] if trained is None else [trained]
         elif isinstance(part, str):
-            parts.append(_open(part, named.bits, loaded.source, offline, progress))
+            parts.append(_open(part, prepared.bits, loaded.source, offline, progress))
         else:
             parts.append(part)
-    return _Opened(parts, named.tree) if parts else None, note
+    return _Opened(parts, prepared.tree) if parts else None, note
 
 
 @dataclass(frozen=True)
@@ -142,28 +125,11 @@ class _Opened:
         return drafter if self.tree is None else drafter.along(self.tree)
 
 
-def _parts(drafter: str | Path) -> list[str]:
-    """Return the drafters' names in "A" or "A+B"; a name that exists on disk is not split."""
-    name = os.path.expanduser(drafter)
-    names = [name] if os.path.exists(name) else [*map(os.path.expanduser, name.split("+"))]
-    if len(names) > 2 or not all(names):
-        raise BadInputError(f"drafter is {name!r}; name one drafter, or two as A+B")
-    return names
-
-
 def _checked(name: str) -> str | Bindable:
     """Check a drafter's name and return it, or the drafter that "FILE.py:CLASS" makes."""
-    if name == "auto":
-        raise BadInputError(
-            f"auto is {_TRAINED}+lookup, and two drafters at most draft together; "
-            f"name {_TRAINED} and the other one"
-        )
-    if name in ("none", "lookup"):
-        why = "decodes plainly" if name == "none" else "is named twice"
-        raise BadInputError(f"{name} {why}, so it cannot be combined with that; give it alone")
-    if _CLASS.fullmatch(name):
+    if is_class(name):
         return _from_file(name)
-    if name != _TRAINED and not _names_model(name):
+    if name != TRAINED and not _names_model(name):
         if not os.path.exists(name):  # unlike Path.exists, False for a name that is too long
             raise ModelNotFoundError(
                 f"no drafter at {name}; give a drafter's folder, the name of a model that "
@@ -246,7 +212,9 @@ def published_drafter(model: str) -> KnownDrafter | None:
     return next((known for known in known_drafters(model) if known.form in loadable_forms()), None)
 
 
-def _find_trained(loaded: LoadedTarget, wanted: NamedDrafter) -> tuple[Drafter | None, str | None]:
+def _find_trained(
+    loaded: LoadedTarget, prepared: PreparedDrafter
+) -> tuple[Drafter | None, str | None]:
     """Find the first drafter for this target that is on this machine and can be loaded.
 
     Returns:
@@ -258,10 +226,10 @@ def _find_trained(loaded: LoadedTarget, wanted: NamedDrafter) -> tuple[Drafter |
     folders, damaged = find_drafters(source.fingerprint, source.earlier_fingerprint)
     broken = [str(error) for error in damaged]
     known = [drafter for drafter in known_drafters(source.name) if drafter.form in loadable_forms()]
-    here = [drafter for drafter in known if wanted.auto and find_local(drafter.name)]
+    here = [drafter for drafter in known if prepared.auto and find_local(drafter.name)]
     for name in (*folders, *(drafter.name for drafter in here)):
         try:
-            found = _open(str(name), wanted.bits, source, offline=True, progress=None)
+            found = _open(str(name), prepared.bits, source, offline=True, progress=None)
             drafter = found.bind(target, loaded.tokenizer)
         except (DamagedFileError, MismatchError, UnsupportedModelError) as error:
             broken.append(f"{name}: {error}" if isinstance(error, MismatchError) else str(error))
@@ -273,7 +241,7 @@ def _find_trained(loaded: LoadedTarget, wanted: NamedDrafter) -> tuple[Drafter |
         notes = [f"drafts with {name}{others}"] * named + passed_over
         return drafter, "; ".join(notes) or None
     remedy = _remedy(source.name, None if here else next(iter(known), None), broken)
-    if not wanted.auto:
+    if not prepared.auto:
         raise ModelNotFoundError(f"there is no drafter for {source.name}; {remedy}")
     return None, f"no drafter for {source.name} yet, drafting by lookup; {remedy}"
 

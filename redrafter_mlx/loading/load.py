@@ -11,11 +11,12 @@ from redrafter_mlx.distributed.facts import facts_of
 from redrafter_mlx.distributed.follower import follow
 from redrafter_mlx.distributed.group import join_ranks
 from redrafter_mlx.drafting.interface import Bindable
+from redrafter_mlx.drafting.names import AUTO, parse
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.thread import EngineThread
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.loading.drafter import NamedDrafter, open_drafter, parse_drafter
+from redrafter_mlx.loading.drafter import PreparedDrafter, open_drafter, prepare_drafter
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.device import memory_limit
 from redrafter_mlx.target_model.fingerprint import nbytes_of
@@ -24,7 +25,7 @@ from redrafter_mlx.weights import Progress
 
 def load(
     model: str | Path | None = None,
-    drafter: str | Path | Bindable | None = "auto",
+    drafter: str | Path | Bindable | None = AUTO,
     *,
     dtype: DType = "auto",
     quantize: int | None = None,
@@ -61,7 +62,10 @@ def load(
         raise BadInputError(f"engine is {engine!r:.80}; give EngineOptions")
     ranks = join_ranks()
     leads = ranks is None or ranks.leads
-    named = parse_drafter(drafter if leads else None, drafter_bits)  # only rank 0 has its files
+    named = drafter if leads else None  # only rank 0 has its files
+    prepared = prepare_drafter(
+        parse(named) if named is None or isinstance(named, (str, Path)) else named, drafter_bits
+    )
     loaded = load_target(
         model,
         dtype=dtype,
@@ -80,12 +84,12 @@ def load(
         if engine.memory_bytes is None:  # caches grow alike on all ranks
             engine = replace(engine, memory_bytes=max(size + free, 1))
     return draft_with(
-        named, loaded, offline=offline, progress=progress, engine=engine, warm_up=warm_up
+        prepared, loaded, offline=offline, progress=progress, engine=engine, warm_up=warm_up
     )
 
 
 def draft_with(
-    drafter: NamedDrafter,
+    drafter: PreparedDrafter,
     loaded: LoadedTarget,
     *,
     offline: bool = False,
@@ -103,7 +107,7 @@ def draft_with(
         loaded.model,
         loaded.tokenizer,
         opened,
-        lookup=drafter.looks_up,
+        lookup=drafter.lookup,
         source=loaded.source,
         drafter_note=note,
         engine=engine,
