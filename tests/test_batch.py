@@ -308,6 +308,30 @@ def test_no_time_is_reported_of_a_step_beside_which_a_graph_was_compiled(
     assert sum(compiled) == 4, "an extent of 64 slots each"
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("shape", [PLAIN, BeamShape(3, 4)])
+def test_sequences_that_are_paused_go_on_as_if_alone(shape: BeamShape, ahead: bool) -> None:
+    """At random steps, one or all of a batch; while they are paused, they take no steps."""
+    target = tiny()
+    target.submits_ahead = ahead
+    decoder = replace(drafted(target, shape), lookup=Lookup(1))
+    for seed in range(6):
+        rng = random.Random(seed)
+        sequences = some(rng, 3, VARIOUS)
+        batch = Pipeline(decoder, FixedPolicy(shape))
+        rows = [each.join(batch, decoder) for each in sequences]
+        while batch.sequences:
+            paused = [row for row in rows if row.status is Status.PAUSED]
+            for row in rows:
+                if row.status in (Status.RUNNING, Status.PAUSED):
+                    row.status = Status.PAUSED if rng.random() < 0.4 else Status.RUNNING
+            still = [row for row in paused if row.status is Status.PAUSED]
+            assert not set(batch.advance().results) & {*still}
+        for each in sequences:
+            want = [r.tokens for r in each.alone(decoder).results]
+            assert [r.tokens for r in each.results] == want
+
+
 class Counting(FixedPolicy):
     """A fixed shape; counts the choices, and keeps the times that it is told."""
 

@@ -14,7 +14,7 @@ from tiny import plain_tokens, random_drafter, random_model
 from redrafter_mlx.bench.measure.packing import PACKINGS
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding import pipeline
-from redrafter_mlx.decoding.report import Report
+from redrafter_mlx.decoding.built_step import BuiltStep
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.state import DecodeState
 from redrafter_mlx.decoding.step import Decoder
@@ -171,9 +171,9 @@ def submissions(monkeypatch: pytest.MonkeyPatch) -> list[DecodeState]:
     seen: list[DecodeState] = []
     honest = pipeline.submit_verification
 
-    def counting(state: DecodeState, output: Report) -> None:
-        seen.append(state)
-        honest(state, output)
+    def counting(step: BuiltStep) -> None:
+        seen.append(step.state)
+        honest(step)
 
     monkeypatch.setattr(pipeline, "submit_verification", counting)
     return seen
@@ -209,8 +209,9 @@ def test_memory_stays_flat_over_six_hundred_steps() -> None:
         state.length = mx.array([300])
         state.cache.target.pending = None
         state, output = decoder.step(state, 300)
-        pipeline.submit_verification(state, output)
-        pipeline.submit_drafting(state)
+        built = BuiltStep([], state, output)
+        pipeline.submit_verification(built)
+        pipeline.submit_drafting(built)
         output.read()
         if step % 50 == 49:
             sizes.append(mx.get_active_memory())

@@ -27,22 +27,23 @@ from waiting import DEADLINE, wait_for
 
 from redrafter_mlx.config import BeamShape, GenerationOptions
 from redrafter_mlx.cpu.threads import THREADS
+from redrafter_mlx.decoding import order
 from redrafter_mlx.decoding.pipeline import Advanced, Pipeline
 from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.proposal import Proposal
+from redrafter_mlx.decoding.report import Report
 from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.draft_model import DraftModel
-from redrafter_mlx.drafting.ngram import NgramIndex
+from redrafter_mlx.drafting.ngram import BYTES_PER_TOKEN, NgramIndex
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.request import Answer, Request
 from redrafter_mlx.errors import BadInputError, BusyError, EngineFailedError
-from redrafter_mlx.response import StepResult
-from redrafter_mlx.runtime.device import backend
+from redrafter_mlx.response import Response, StepResult
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target_model.kv_cache import CAPACITY_STEP
 from redrafter_mlx.tuning.batch_policy import BatchPolicy
@@ -120,28 +121,37 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-@pytest.mark.skipif(backend() != "cpu", reason="a GPU reads the chunk beside the step")
+@pytest.mark.parametrize("where", ["cpu", "apple"])
 def test_the_steps_between_chunks_do_not_make_them_smaller(
-    monkeypatch: pytest.MonkeyPatch, now: list[float]
+    monkeypatch: pytest.MonkeyPatch, now: list[float], where: str
 ) -> None:
-    """Running answers wait for a chunk; their own step takes its time anyway."""
-    advance = Pipeline.advance
+    """Running answers wait for a chunk; their own step takes its time anyway.
 
-    def slow(batch: Pipeline) -> Advanced:
-        now[0] += 0.1
-        return advance(batch)
-
+    A CPU computes a chunk while it is submitted, a GPU after the step that was submitted before.
+    """
+    at_once = where == "cpu"
+    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader.backend", lambda: where)
+    monkeypatch.setattr(order, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     redrafter = Redrafter(byte_model(), byte_tokenizer())
     running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
     next(running)
-    append = redrafter.target.append
+    append, wait, read_report = redrafter.target.append, Prefill.wait, Report.read
 
-    def timed(tokens: mx.array, *rest: object) -> mx.array:
-        now[0] += 0.02
+    def slow(report: Report) -> list[StepResult]:
+        now[0] += 0.1
+        return read_report(report)
+
+    def appended(tokens: mx.array, *rest: object) -> mx.array:
+        now[0] += 0.02 if at_once else 0.0
         return append(tokens, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Pipeline, "advance", slow)
-    monkeypatch.setattr(redrafter.target, "append", timed)
+    def waited(prefill: Prefill) -> None:
+        now[0] += 0.0 if at_once else 0.02
+        wait(prefill)
+
+    monkeypatch.setattr(Report, "read", slow)
+    monkeypatch.setattr(Prefill, "wait", waited)
+    monkeypatch.setattr(redrafter.target, "append", appended)
     read: list[int] = []
     prompt = [n % 90 for n in range(400)]
     next(redrafter.stream(prompt, max_tokens=1, on_prefill=lambda done, _: read.append(done)))
@@ -263,6 +273,32 @@ def test_without_drafts_the_drafter_is_never_called(model: nn.Module) -> None:
     for name in ("draft", "extend", "draw"):
         setattr(redrafter.drafter, name, called)
     assert len(list(redrafter.batch(PROMPTS, max_tokens=8, draft=False))) == 48
+    redrafter.close()
+
+
+def test_a_caller_that_stops_reading_log_probabilities_holds_few_of_them(model: nn.Module) -> None:
+    """Each is as large as the vocabulary. Its answer pauses, others go on, and no token changes."""
+    redrafter = make(model, None)
+    want = tokens_of(redrafter, [1, 2, 3], max_tokens=400)
+    read = redrafter.stream([1, 2, 3], max_tokens=400, logprobs=True, cache_prompt=False)
+    first = next(read)
+    mx.synchronize()
+    for _ in range(2):
+        tokens_of(redrafter, [4, 5], max_tokens=300)
+    alive = [one for one in gc.get_objects() if isinstance(one, Response)]
+    assert sum(one.logprobs is not None for one in alive) < 100
+    assert redrafter.status.running == 1
+    assert [first.token, *(response.token for response in read)] == want
+    redrafter.close()
+
+
+def test_a_caller_that_stops_reading_may_cancel_its_paused_answer(model: nn.Module) -> None:
+    redrafter = make(model, None)
+    read = redrafter.stream([1, 2, 3], max_tokens=ENDLESS, logprobs=True)
+    next(read)
+    tokens_of(redrafter, [4, 5], max_tokens=300)
+    read.close()
+    assert redrafter.status.running == 0
     redrafter.close()
 
 
@@ -548,6 +584,14 @@ def test_memory_is_reserved_for_a_drafters_cache_whatever_answered_last(model: n
     redrafter.generate([1, 2, 3], max_tokens=3, draft=False)
     assert budget.needed(1000) == drafted
     redrafter.close()
+
+
+def test_memory_is_reserved_for_the_index_of_a_text(model: nn.Module) -> None:
+    """Of those that run, too: the host keeps it, where MLX does not count."""
+    plain, indexing = (make(model, each)._core._scheduler._memory for each in (None, "lookup"))
+    assert indexing.needed(1000) - plain.needed(1000) == 1000 * BYTES_PER_TOKEN
+    both = indexing.needed(1000, [500]) - plain.needed(1000, [500])
+    assert both == 1500 * BYTES_PER_TOKEN
 
 
 @pytest.mark.parametrize("most", [1, 2])

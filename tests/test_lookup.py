@@ -21,7 +21,7 @@ from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.continuation import Continuation
 from redrafter_mlx.drafting.interface import Drafter
-from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
+from redrafter_mlx.drafting.ngram import BYTES_PER_TOKEN, Lookup, NgramIndex
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.target_model.model import Target
@@ -107,16 +107,17 @@ def test_the_best_match_is_the_latest_of_the_longest_and_costs_no_search() -> No
     assert Counted.read < 60
 
 
-def test_an_index_takes_at_most_200_bytes_per_token() -> None:
+@pytest.mark.parametrize("shortest", [2, 3])
+def test_an_index_takes_no_more_memory_than_is_reserved_for_it(shortest: int) -> None:
     """Also in a text whose n-grams hardly repeat."""
     rng = random.Random(0)
     text = [rng.randrange(49_152) for _ in range(20_000)]
     tracemalloc.start()
-    index = NgramIndex(LOOKUP, text)
+    index = NgramIndex(Lookup(shortest), text)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(index.tokens) == len(text)
-    assert held / len(text) <= 200
+    assert held / len(text) <= BYTES_PER_TOKEN
 
 
 def test_a_loop_is_drafted_to_any_length() -> None:

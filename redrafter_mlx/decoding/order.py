@@ -29,21 +29,25 @@ def times_a_step(before: Order, order: Order) -> bool:
 
 
 class StepClock:
-    """Seconds between reads, where they are a step's; None where they are not."""
+    """Seconds between reads, where they are a step's; None where they are not.
+
+    read_at: when results were last read, by `time.perf_counter`
+    """
 
     def __init__(self) -> None:
-        self._read_at: float | None = None
+        self._began: float | None = None  # when the step before was read, if this one is timed
+        self.read_at = 0.0
         self._stopped_at: float | None = None
         self._order = Order.WAIT
 
     def skip(self) -> None:
         """Do not time the current step."""
-        self._read_at = None
+        self._began = None
 
     def restart(self) -> None:
         """Time the current step from now on, if it is timed."""
-        if self._read_at is not None:
-            self._read_at = time.perf_counter()
+        if self._began is not None:
+            self._began = time.perf_counter()
 
     def stop(self) -> None:
         """End the current step now, before its results are read."""
@@ -55,6 +59,7 @@ class StepClock:
             self.skip()
         now = time.perf_counter()
         end = now if self._stopped_at is None else self._stopped_at
-        seconds = None if self._read_at is None else end - self._read_at
-        self._read_at, self._order, self._stopped_at = now, order, None
+        seconds = None if self._began is None else end - self._began
+        self._began = self.read_at = now
+        self._order, self._stopped_at = order, None
         return seconds

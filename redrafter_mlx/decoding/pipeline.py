@@ -13,23 +13,25 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from redrafter_mlx.config import PLAIN, BeamShape
+from redrafter_mlx.decoding.built_step import (
+    BuiltStep,
+    Ended,
+    submit_drafting,
+    submit_verification,
+)
 from redrafter_mlx.decoding.host_drafts import revised
 from redrafter_mlx.decoding.order import Order, StepClock
 from redrafter_mlx.decoding.proposal import Policy, Proposal
 from redrafter_mlx.decoding.report import Report
 from redrafter_mlx.decoding.sequence import Sequence, Status
-from redrafter_mlx.decoding.sequence_cache import SequenceCache, SequenceSnapshot
+from redrafter_mlx.decoding.sequence_cache import SequenceSnapshot
 from redrafter_mlx.decoding.state import DecodeState, Drafts
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.response import StepResult
-from redrafter_mlx.target_model.cache_slots import round_up
-from redrafter_mlx.target_model.kv_cache import CAPACITY_STEP, SPARE_STEP, planned_capacity
+from redrafter_mlx.target_model.kv_cache import CAPACITY_STEP, planned_capacity
 
 _CLEAR_EVERY = 256
 """Number of steps after which unused memory is returned to the system, as in mlx-lm's loop."""
-
-Ended = list[tuple[Sequence, SequenceCache]]
-"""Sequences that have left the batch, each with its cache, ready to be kept."""
 
 
 class Advanced(NamedTuple):
@@ -42,51 +44,13 @@ class Advanced(NamedTuple):
     ended: Ended
 
 
-class _Step(NamedTuple):
-    """A step of some sequences that is built, and perhaps submitted; its report is unread.
-
-    sequences: by batch row; None where one has left although the step was submitted with it
-    state:     after the step
-    """
-
-    sequences: list[Sequence | None]
-    state: DecodeState
-    report: Report
-
-    def running(self) -> list[tuple[int, Sequence]]:
-        """Return the batch row of each sequence that goes on."""
-        each = enumerate(self.sequences)
-        return [(b, s) for b, s in each if s is not None and s.status is not Status.FINISHED]
-
-    @property
-    def is_full(self) -> bool:
-        """Whether all its sequences go on."""
-        return len(self.running()) == len(self.sequences)
-
-    @property
-    def capacity(self) -> int:
-        """Number of cache slots of each sequence."""
-        return self.state.cache.target.capacity
-
-    @property
-    def next_capacity(self) -> int:
-        """The same once the next trees are verified."""
-        nodes = self.state.drafts.tree.tokens.shape[1]
-        return max(self.capacity, planned_capacity(self.bound, nodes))
-
-    @property
-    def bound(self) -> int:
-        """Upper bound of the committed length of its sequences, once its report is read."""
-        committed = max(s.committed for s in self.sequences if s is not None)
-        return committed + self.report.max_committed
-
-
 class Pipeline:
     """Sequences that are decoded together, step by step."""
 
     def __init__(self, decoder: Decoder, policy: Policy) -> None:
         self._decoder, self._policy = decoder, policy
-        self._steps: list[_Step] = []  # submitted and unread: one, and those of prompts that join
+        self._steps: list[BuiltStep] = []  # one, and those of sequences that join
+        self._paused: list[BuiltStep] = []
         self._shape = PLAIN  # the latest choice
         self._awaited = False  # whether the batch is empty, and its first shape is chosen
         self._clock = StepClock()
@@ -94,8 +58,14 @@ class Pipeline:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """The sequences in the batch, the newest last."""
-        return [each for step in self._steps for each in step.sequences if each is not None]
+        """The sequences in the batch, paused ones first and then the newest last."""
+        steps = (*self._paused, *self._steps)
+        return [each for step in steps for each in step.sequences if each is not None]
+
+    @property
+    def read_at(self) -> float:
+        """When results were last read, by `time.perf_counter`."""
+        return self._clock.read_at
 
     @property
     def slots(self) -> int:
@@ -122,16 +92,17 @@ class Pipeline:
 
     def join(self, sequence: Sequence, state: DecodeState, report: Report) -> None:
         """Add a sequence, which takes part from the next step on, with its prompt's results."""
-        submit_verification(state, report)
-        submit_drafting(state)
+        joined = BuiltStep([sequence], state, report)
+        submit_verification(joined)
+        submit_drafting(joined)
         self._awaited = False
-        self._steps.append(_Step([sequence], state, report))
+        self._steps.append(joined)
 
-    def abandon(self) -> list[Sequence]:
-        """Drop all sequences, whose state is lost because `advance` has failed; return them."""
-        sequences, self._steps = self.sequences, []
+    def abandon(self) -> None:
+        """Drop all sequences, whose state is lost because `advance` has failed."""
+        self._steps.clear()
+        self._paused.clear()
         self._clock.skip()
-        return sequences
 
     def skip_timing(self) -> None:
         """Do not time the current step: it does not have the machine to itself."""
@@ -139,9 +110,13 @@ class Pipeline:
 
     def advance(self) -> Advanced:
         """Read what every sequence has emitted, and submit the next step of those that go on."""
-        shape = self._shape = self._policy.propose(self.sequences).shape
+        self._take_back()
+        current, sequences = self._steps, [s for step in self._steps for s in step.sequences if s]
+        if not sequences:
+            return Advanced({}, [])
+        shape = self._shape = self._policy.propose(sequences).shape
         order, slow = self._order(), self._decoder.target.slow_calls
-        current, running = self._steps, [s for s in self.sequences if s.status is Status.RUNNING]
+        running = [s for s in sequences if s.status is Status.RUNNING]
         if order is Order.SUBMIT_AHEAD:
             self._submit(self._ahead(shape))
             self._skip_slow_calls(slow)  # the host was late to read
@@ -151,17 +126,25 @@ class Pipeline:
             before, ahead = current[0].state.cache.snapshot(), self._ahead(shape)
             self._skip_slow_calls(slow)
             results = self._read(current, order)
-            following, ended = self._if_unchanged(ahead, before, shape, results)
+            following, ended = self._if_unchanged(ahead, before, shape)
             del before, ahead  # MLX would copy buffers that have a second reference
             self._submit_waiting(following, current)
         else:
             results = self._read(current, order)
-            following, ended = self._after_reading(shape, results, self._revise())
+            following, ended = self._after_reading(shape, self._revise())
             self._submit_waiting(following, current)
         self._skip_slow_calls(slow)  # the next step starts late, and a new graph is slow at first
         learned = [sequence for sequence in running if sequence in results]
         self._policy.learn(learned, [results[sequence] for sequence in learned])
         return Advanced(results, ended)
+
+    def _take_back(self) -> None:
+        """Let the paused sequences join that are running again, or have ended."""
+        paused = [step for step in self._paused if step.with_status(Status.PAUSED)]
+        if len(paused) < len(self._paused):
+            self._steps += [step for step in self._paused if step not in paused]
+            self._paused = paused
+            self.skip_timing()
 
     def _order(self) -> Order:
         """Choose the order of the next step: the host waits as little as the step allows.
@@ -179,9 +162,9 @@ class Pipeline:
         if not self._decoder.target.builds_ahead or len(self._steps) != 1:
             return Order.WAIT
         ((sequences, state, report),) = self._steps
-        running = [sequence for _, sequence in self._steps[0].running()]
+        running = [sequence for _, sequence in self._steps[0].going_on()]
         constrained = any(sequence.constraint is not None for sequence in running)
-        if constrained or len(running) < len(sequences):
+        if constrained or len(running) < len(sequences) or report is None:
             return Order.WAIT
         if not state.drafts.are_roots:
             return Order.BUILD_AHEAD
@@ -200,18 +183,14 @@ class Pipeline:
         constrained = any(sequence.constraint is not None for sequence in sequences)
         return not constrained and not self._policy.may_revise(sequences)
 
-    def _ahead(self, shape: BeamShape) -> _Step:
+    def _ahead(self, shape: BeamShape) -> BuiltStep:
         """Build the next step before the last results are read."""
         (step,) = self._steps
-        return _Step(step.sequences, *self._decoder.step(step.state, step.bound, shape))
+        return BuiltStep(step.sequences, *self._decoder.step(step.state, step.bound, shape))
 
     def _if_unchanged(
-        self,
-        ahead: _Step,
-        before: SequenceSnapshot,
-        shape: BeamShape,
-        results: abc.Mapping[Sequence, StepResult],
-    ) -> tuple[_Step | None, Ended]:
+        self, ahead: BuiltStep, before: SequenceSnapshot, shape: BeamShape
+    ) -> tuple[BuiltStep | None, Ended]:
         """Return the step that was built ahead; another where the results change it.
 
         That is where a sequence ended or continuations from the host were found. `before` is the
@@ -221,27 +200,26 @@ class Pipeline:
         if not proposals and ahead.is_full:
             return ahead, []
         self._steps[0].state.cache.restore(before)
-        return self._after_reading(shape, results, proposals)
+        return self._after_reading(shape, proposals)
 
     def _after_reading(
-        self,
-        shape: BeamShape,
-        results: abc.Mapping[Sequence, StepResult],
-        proposals: abc.Mapping[Sequence, Proposal],
-    ) -> tuple[_Step | None, Ended]:
+        self, shape: BeamShape, proposals: abc.Mapping[Sequence, Proposal]
+    ) -> tuple[BuiltStep | None, Ended]:
         """Return the next step, None if no sequence goes on, and those that have ended."""
-        ended = self._ended(self._steps)
+        drafter = self._decoder.drafter
+        ended = [one for step in self._steps for one in step.ended(drafter)]
         sequences: list[Sequence] = []
-        states, drafter = [], self._decoder.drafter
+        states = []
         for step in self._steps:
-            if not (running := step.running()):
+            self._paused += [step.alone(b, drafter) for b, _ in step.with_status(Status.PAUSED)]
+            if not (going_on := step.going_on()):
                 continue
-            rows, mine = zip(*running, strict=True)
+            rows, mine = zip(*going_on, strict=True)
             committed = max(sequence.committed for sequence in mine)
             slots = planned_capacity(committed, CAPACITY_STEP)  # a long text may have left
             state = step.state.take(rows, slots, drafter)
             if any(sequence in proposals for sequence in mine):
-                roots = [results[sequence].tokens[-1] for sequence in mine]
+                roots = [sequence.last_token for sequence in mine]
                 chosen = [proposals.get(sequence) for sequence in mine]
                 state = replace(state, drafts=revised(state.drafts, chosen, roots))
             sequences += mine
@@ -259,14 +237,14 @@ class Pipeline:
         constraints = [sequence.constraint for sequence in sequences]
         joined = DecodeState.joined(states)
         following = self._decoder.step(joined, committed, shape, constraints)
-        return _Step([*sequences], *following), ended
+        return BuiltStep([*sequences], *following), ended
 
     def _revise(self) -> dict[Sequence, Proposal]:
         """Return what the policy proposes in place of the trees that were drafted."""
         running = [
             (sequence, step.state.drafts.drafted[b])
             for step in self._steps
-            for b, sequence in step.running()
+            for b, sequence in step.going_on()
         ]
         if not running:
             return {}
@@ -274,7 +252,7 @@ class Pipeline:
         proposals = self._policy.revise(sequences, drafted)
         return {s: p for s, p in zip(sequences, proposals, strict=True) if p is not None}
 
-    def _submit_waiting(self, following: _Step | None, before: abc.Sequence[_Step]) -> None:
+    def _submit_waiting(self, following: BuiltStep | None, before: abc.Sequence[BuiltStep]) -> None:
         """Submit the next step after reading those `before`, or none.
 
         A plain step that could have been submitted before is timed from now on, and without the
@@ -283,15 +261,15 @@ class Pipeline:
         self._steps = []
         if following is None:
             return
-        sequences = [sequence for _, sequence in following.running()]
-        early = following.report.nodes == 1 and self._stays_plain(sequences)
+        sequences = [sequence for _, sequence in following.going_on()]
+        early = following.verifies_roots and self._stays_plain(sequences)
         if early:
             self._clock.restart()
         drafted = [step.state.drafts for step in before]
         self._submit(following, drafted, alone=early and not following.state.drafts.are_roots)
 
     def _submit(
-        self, step: _Step, drafted: abc.Sequence[Drafts] = (), *, alone: bool = False
+        self, step: BuiltStep, drafted: abc.Sequence[Drafts] = (), *, alone: bool = False
     ) -> None:
         """Submit the next step of all sequences.
 
@@ -299,51 +277,36 @@ class Pipeline:
         alone:   time its verification alone
         """
         self._steps = [step]
-        submit_verification(step.state, step.report)
-        if alone:
+        submit_verification(step)
+        if alone and step.report is not None:
             mx.eval(step.report.values)
             self._clock.stop()
-        submit_drafting(step.state, drafted if self._decoder.remembers else ())
+        submit_drafting(step, drafted if self._decoder.remembers else ())
         self._count += 1
         if self._count % _CLEAR_EVERY == 0:
             mx.clear_cache()
 
-    def _read(self, steps: abc.Sequence[_Step], order: Order) -> dict[Sequence, StepResult]:
+    def _read(self, steps: abc.Sequence[BuiltStep], order: Order) -> dict[Sequence, StepResult]:
         """Read what every sequence has emitted, and add it to those that go on."""
         results, seconds = {}, None
         for step in steps:
-            read, running = step.report.read(), step.running()
+            if step.report is None:
+                continue
+            unread = step.with_status(Status.RUNNING, Status.PAUSED, Status.PREFILL)
+            read = step.report.read()
             if step is steps[0]:  # the sequences of the others have joined
                 seconds = self._clock.read(order)
-                if len(running) < len(step.sequences):
+                if len(unread) < len(step.sequences):
                     seconds = None  # it would be taken for a step of fewer sequences
-            for b, sequence in running:
-                timed = seconds if sequence.status is Status.RUNNING else None
+            for b, sequence in unread:
+                timed = None if sequence.status is Status.PREFILL else seconds
                 results[sequence] = replace(read[b], seconds=timed)
                 sequence.add(results[sequence])
         return results
 
-    def _ended(self, steps: abc.Sequence[_Step]) -> Ended:
-        """Return the sequences that have ended, each with a cache for it alone.
-
-        Copies are computed at once: until then they would hold the buffers of the whole batch.
-        """
-        ended: Ended = []
-        for step in steps:
-            for b, sequence in enumerate(step.sequences):
-                if sequence is None or sequence.status is not Status.FINISHED:
-                    continue
-                cache = step.state.cache
-                if len(step.sequences) > 1:
-                    slots = round_up(sequence.committed, SPARE_STEP)
-                    cache = cache.take([b], slots, self._decoder.drafter)
-                    mx.async_eval(*cache.target.buffers, *cache.of_drafter)
-                ended.append((sequence, cache))
-        return ended
-
     def _remove_ended(self) -> Ended:
         """Remove the sequences that have ended, although the step that was submitted holds them."""
-        ended = self._ended(self._steps)
+        ended = [one for step in self._steps for one in step.ended(self._decoder.drafter)]
         if ended:
             self.skip_timing()  # of a step with a row that is of no use
             gone = {sequence for sequence, _ in ended}
@@ -357,22 +320,3 @@ class Pipeline:
         """Do not time the current step if calls were slow: the target counted `before` until it."""
         if self._decoder.target.slow_calls > before:
             self.skip_timing()
-
-
-def submit_verification(state: DecodeState, report: Report) -> None:
-    """Start computing what the host will read."""
-    history = [past for past in state.history if past is not None]
-    mx.async_eval(report.values, state.length, *history, *state.cache.target.buffers)
-
-
-def submit_drafting(state: DecodeState, drafted: abc.Sequence[Drafts] = ()) -> None:
-    """Start computing the drafts for the next step, after what the host will read.
-
-    `drafted` are the previous step's drafts, from a drafter that remembers. Such a drafter writes
-    its buffers in place only if its previous call has ended. The host waits for that while the
-    target computes.
-    """
-    if drafted:
-        mx.eval([drafts.tree.tokens for drafts in drafted])
-    log_probs = [] if state.drafts.log_probs is None else [state.drafts.log_probs]
-    mx.async_eval(*state.drafts.tree.arrays, *log_probs, *state.cache.of_drafter)

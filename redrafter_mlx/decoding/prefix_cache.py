@@ -63,12 +63,13 @@ class PrefixCache:
     entry's arrays until it is written to: MLX copies a buffer that has another reference.
 
     nbytes: of all texts
+    added:  number of texts that were ever kept
     """
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._entries: list[_Entry] = []
-        self.nbytes, self._buffers = 0, 0
+        self.nbytes, self._buffers, self.added = 0, 0, 0
 
     def take(
         self, prompt: Sequence[int], drafter: Drafter | None
@@ -110,6 +111,7 @@ class PrefixCache:
         if self._make_room(new):
             cache.trim(n)
             self._entries.append(new)
+            self.added += 1
             self.nbytes += new.nbytes
             self._buffers += new.buffers
 

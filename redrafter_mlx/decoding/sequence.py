@@ -18,12 +18,14 @@ class Status(Enum):
     WAITING:  for room in memory, or for its turn
     PREFILL:  its prompt is read, or its first token is not read by the host yet
     RUNNING:  it takes steps
+    PAUSED:   it takes no steps until it is running again
     FINISHED: it has ended, or is to be removed
     """
 
     WAITING = "waiting"
     PREFILL = "prefill"
     RUNNING = "running"
+    PAUSED = "paused"
     FINISHED = "finished"
 
 
@@ -36,6 +38,7 @@ class Sequence:
     ngrams:     index of its text for prompt lookup; None without it
     constraint: which tokens may come next; `on_result` advances it
     biased:     whether a grammar or penalties change what is accepted
+    last_token: the last one emitted, the root of its next tree
     """
 
     on_result: Callable[[StepResult], bool]
@@ -44,6 +47,7 @@ class Sequence:
     constraint: Constraint | None = None
     biased: bool = False
     status: Status = Status.PREFILL
+    last_token: int = -1
 
     @property
     def ends_next(self) -> bool:
@@ -52,9 +56,13 @@ class Sequence:
 
     def add(self, result: StepResult) -> None:
         """Add what a step has emitted; the first result is the prompt's."""
-        # The prompt's result commits no token: it emits the root of the first tree.
-        self.committed += len(result.tokens) if self.status is Status.RUNNING else 0
-        self.status = Status.FINISHED if self.on_result(result) else Status.RUNNING
+        if self.status is Status.PREFILL:
+            self.status = Status.RUNNING  # and the token is the root of its first tree
+        else:
+            self.committed += len(result.tokens)
+        self.last_token = result.tokens[-1]
+        if self.on_result(result):
+            self.status = Status.FINISHED
         if self.ngrams is not None:
             self.ngrams.extend(result.tokens)
 

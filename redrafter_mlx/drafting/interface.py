@@ -251,6 +251,8 @@ class Drafter(ABC):
         """Return the shape, cut to the maximum width and length that it can draft."""
         width = min(shape.width, self.max_width or shape.width)
         length = min(shape.length, self.max_length or shape.length)
+        if (width, length) == (shape.width, shape.length):
+            return shape
         return BeamShape(width, length, shape.max_nodes)
 
     @abstractmethod

@@ -10,6 +10,7 @@ import copy
 import weakref
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
 import mlx.core as mx
@@ -142,9 +143,8 @@ class LevelDrafter(Drafter):
         """
         if self.tree is not None and shape != self.tree.shape:
             raise BadInputError(f"the drafter drafts {self.tree}, and no other shape")
-        return BeamShape(
-            shape.width, min(shape.length, self.max_length or shape.length), shape.max_nodes
-        )
+        length = min(shape.length, self.max_length or shape.length)
+        return shape if length == shape.length else replace(shape, length=length)
 
 
 class MemorylessDrafter(LevelDrafter):

@@ -32,6 +32,9 @@ search."""
 _TOKEN_BITS = 32
 """Bits of a token in an n-gram's key."""
 
+BYTES_PER_TOKEN = 256
+"""Maximum host memory of an index for each token of its text: 8 MB for 32,768 tokens."""
+
 
 @dataclass(frozen=True)
 class Lookup:

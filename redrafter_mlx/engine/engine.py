@@ -33,7 +33,7 @@ from redrafter_mlx.engine.prompt_length import longest_token, text_bytes
 from redrafter_mlx.engine.request import Answer, Request
 from redrafter_mlx.engine.scheduler import Scheduler
 from redrafter_mlx.engine.session import Session
-from redrafter_mlx.engine.thread import Cancels, Emit, Ended, EngineThread
+from redrafter_mlx.engine.thread import Cancels, Emit, Ended, EngineThread, Listener
 from redrafter_mlx.errors import BadInputError, ContextLengthError
 from redrafter_mlx.response import Completion, Response
 from redrafter_mlx.runtime.process import MLX_PROCESS
@@ -108,7 +108,9 @@ class Redrafter:
             self.tuning = Tuner(model, self.target, self.drafter)
         self.limits = engine or EngineOptions()
         modules = () if self.drafter is None else self.drafter.modules
-        self._memory = MemoryBudget(self.target, self.limits, modules)
+        self._memory = MemoryBudget(
+            self.target, self.limits, modules, indexes=self.lookup is not None
+        )
         parts = self.target, self.tuning, self.limits, self._memory
         self.thread = thread or EngineThread()
         self._core = EngineCore(lambda: Scheduler(*parts), self.target.lock, self.thread)
@@ -287,8 +289,11 @@ class Redrafter:
     ) -> Generator[tuple[int, Response], None, None]:
         """Yield the responses to many requests, each with its request's index; see `batch`."""
 
-        def begin(emit: Emit[tuple[int, Response]], cancels: Cancels) -> None:
-            answers = [self._answer(r, _with_index(i, emit)) for i, r in enumerate(requests)]
+        def begin(listener: Listener[tuple[int, Response]], cancels: Cancels) -> None:
+            answers = [
+                self._answer(request, _with_index(i, listener), lambda: listener.unread)
+                for i, request in enumerate(requests)
+            ]
             self._core.submit(answers, cancels)
 
         return self.thread.listen(begin)
@@ -406,10 +411,10 @@ class Redrafter:
         ids = self.encode(prompt, raw=raw, thinking=options.thinking)
         return Request(tuple(ids), options, constraint, on_prefill)
 
-    def _begin(self, request: Request, emit: Emit[Response], cancels: Cancels) -> None:
-        self._core.submit([self._answer(request, emit)], cancels)
+    def _begin(self, request: Request, listener: Listener[Response], cancels: Cancels) -> None:
+        self._core.submit([self._answer(request, listener, lambda: listener.unread)], cancels)
 
-    def _answer(self, request: Request, emit: Emit[Response]) -> Answer:
+    def _answer(self, request: Request, emit: Emit[Response], unread: Callable[[], int]) -> Answer:
         """Return the answer to a request, not begun."""
         options, prompt = request.options, request.prompt
         decoded, eos = self.token_text.stream(), self.tokenizer.eos_token_ids
@@ -417,7 +422,7 @@ class Redrafter:
         shape = self.shape_of(options, len(prompt))
         text = AnswerText(decoded, eos, options.stop, room, request.constraint)
         decoder = self.decoder(options, shape or PLAIN, request.pack)
-        return Answer(request, text, decoder, shape, emit)
+        return Answer(request, text, decoder, shape, emit, unread)
 
 
 def _with_index(i: int, emit: Emit[tuple[int, Response]]) -> Emit[Response]:

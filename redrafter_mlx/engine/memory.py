@@ -9,6 +9,7 @@ import mlx.nn as nn
 
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
+from redrafter_mlx.drafting.ngram import BYTES_PER_TOKEN
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.request import Request
 from redrafter_mlx.errors import BadInputError, BusyError
@@ -35,9 +36,17 @@ class MemoryBudget:
     """
 
     def __init__(
-        self, target: Target, options: EngineOptions, modules: Sequence[nn.Module] = ()
+        self,
+        target: Target,
+        options: EngineOptions,
+        modules: Sequence[nn.Module] = (),
+        *,
+        indexes: bool = False,
     ) -> None:
-        """`modules` are those that the drafter drafts with."""
+        """Reserve for the weights of `modules`, which the drafter drafts with, and the target's.
+
+        indexes: whether the host keeps an index of each text, for prompt lookup
+        """
         given = options.memory_bytes
         self._limit = memory_limit() if given is None else given
         self._work = 8 * _NODES * target.vocab_size
@@ -46,6 +55,7 @@ class MemoryBudget:
         given = options.prefix_bytes
         self.prefix_bytes = free // _PREFIX_SHARE if given is None else given
         self._slot = _slot_bytes(target)  # until a drafter's memory was measured too
+        self._index = BYTES_PER_TOKEN if indexes else 0
 
     def fits(self, requests: Sequence[Request], nodes: int) -> bool:
         """Whether all these answers fit at once, with trees of so many nodes, if none runs now."""
@@ -83,7 +93,8 @@ class MemoryBudget:
         """
         joined = max(slots, *others) * (len(others) + 1) if others else 0
         total = slots + joined + sum(others[len(others) - unread :])
-        return int(self._slot * total) + self._work * (len(others) + 1)
+        indices = self._index * (slots + sum(others))  # none of it is in MLX's memory
+        return int(self._slot * total) + indices + self._work * (len(others) + 1)
 
     def excess(self, needed: int) -> int:
         """Return how many bytes too few are free; 0 or less if `needed` bytes are free."""
@@ -99,7 +110,7 @@ class MemoryBudget:
 
     def can_grow(self, slots: int, prefixes: PrefixCache) -> bool:
         """Whether running answers can have so many more slots; drops prefixes like `make_room`."""
-        return self.make_room(int(self._slot * slots), prefixes)
+        return self.make_room(int((self._slot + self._index) * slots), prefixes)
 
     def refusal(self, request: Request) -> BadInputError | None:
         """Return the error for an answer that would not fit beside the weights alone, else None."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import abc
+from collections.abc import Sequence
 
 from redrafter_mlx.decoding.prefill import PREFILL_CHUNK
 from redrafter_mlx.engine.request import Answer
@@ -61,8 +61,13 @@ class PromptReader:
             self._wait(_unfinished(read))
         return read
 
-    def end_round(self, read: abc.Sequence[Answer]) -> list[Answer]:
-        """Report the progress of a round; return the answers whose prompts are done."""
+    def end_round(self, read: Sequence[Answer], read_at: float = 0.0) -> list[Answer]:
+        """Report the progress of a round; return the answers whose prompts are done.
+
+        read_at: when the results of a step were last read, see `Pipeline.read_at`. A GPU computes
+          this round's chunks after that step, so no time before it is theirs
+        """
+        self._began = max(self._began, read_at)
         unfinished = _unfinished(read)
         if backend() != "cpu":
             self._wait(unfinished)
@@ -72,7 +77,7 @@ class PromptReader:
         self.reading = [answer for answer in self.reading if answer not in ended]
         return ended
 
-    def _wait(self, unfinished: abc.Sequence[Answer]) -> None:
+    def _wait(self, unfinished: Sequence[Answer]) -> None:
         """Wait for the chunks of prompts that have more of them, and measure their speed."""
         for answer in unfinished:
             answer.prefill.wait()
@@ -89,7 +94,7 @@ class PromptReader:
             return max(_MAX_TOKENS, min(tokens, PREFILL_CHUNK))
         return max(_MIN_TOKENS, min(tokens, _MAX_TOKENS))
 
-    def _next(self, read: abc.Sequence[Answer]) -> Answer | None:
+    def _next(self, read: Sequence[Answer]) -> Answer | None:
         """Return the next prompt to read, among those not in `read`: shortest and oldest in turn.
 
         So a short prompt waits for one chunk of a long one, and a long one does not wait forever.
@@ -103,6 +108,6 @@ class PromptReader:
         return chosen
 
 
-def _unfinished(read: abc.Sequence[Answer]) -> list[Answer]:
+def _unfinished(read: Sequence[Answer]) -> list[Answer]:
     """Return the prompts that have more chunks, and no error."""
     return [one for one in read if one.prefill.left and one.error is None]

@@ -21,6 +21,9 @@ from redrafter_mlx.response import Response, StepResult
 from redrafter_mlx.speculation.penalties import changes_logits
 from redrafter_mlx.speculation.tree import Pack, pack_beam
 
+_MAX_UNREAD = 64
+"""Number of responses with log-probabilities [V] that wait for their caller before it is paused."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -50,6 +53,7 @@ class Answer(Sequence):
     pipeline, prefill, first_shape: where it is decoded, its prompt, and the shape of its first
                drafts; set once it is admitted
     tally:     its statistics
+    touched:   number of texts in the prefix cache when it was last searched for the prompt
     error:     the error that ended it; None if there was none
     cancelled: whether the caller has cancelled it
     """
@@ -65,7 +69,9 @@ class Answer(Sequence):
         decoder: Decoder,
         shape: BeamShape | None,
         emit: Emit[Response],
+        unread: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`unread` returns how many responses the caller has not taken yet."""
         self.request, self.text, self.decoder, self.shape = request, text, decoder, shape
         options, constraint = request.options, None
         if request.constraint is not None:
@@ -80,9 +86,10 @@ class Answer(Sequence):
         )
         chosen = shape is None or (options.automatic and shape != PLAIN)
         self.tally = Tally(len(request.prompt), shape_is_chosen=chosen)
+        self.touched = -1
         self.error: Exception | None = None
         self.cancelled = False
-        self._emit = emit
+        self._emit, self._unread = emit, unread
         self._ended = False
 
     def cancel(self) -> None:
@@ -103,6 +110,14 @@ class Answer(Sequence):
         """Whether all of the prompt was read, and indexed for prompt lookup."""
         indexed = self.ngrams is None or len(self.ngrams.tokens) >= len(self.request.prompt)
         return not self.prefill.left and indexed
+
+    def update_status(self) -> None:
+        """Finish it if it is over; pause it while its caller is behind with log-probabilities."""
+        if self.over:
+            self.status = Status.FINISHED
+        elif self.request.options.logprobs and self.status is not Status.PREFILL:
+            behind = self._unread() > _MAX_UNREAD
+            self.status = Status.PAUSED if behind else Status.RUNNING
 
     def index_prompt(self, limit: int) -> None:
         """Index up to `limit` more tokens of the prompt, as far as the target has read it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -33,6 +34,9 @@ from redrafter_mlx.tuning.batch_policy import BatchPolicy
 from redrafter_mlx.tuning.tuner import Tuner
 
 LOG = logging.getLogger("redrafter_mlx.engine")
+
+_PAUSE = 0.005
+"""Seconds of a round in which every answer waits for its caller."""
 
 BatchKey = tuple[BeamShape | None, bool, Pack, SamplingParams | None]
 """What the answers of a batch have in common: `Answer.shape`, the option `draft`, how trees are
@@ -88,7 +92,8 @@ class Scheduler:
             joined = any(answer.status is Status.PREFILL for answer in self._running)
             read = [] if joined else self._prompts.read(alone=not self._running)
             over += self._advance(paused=bool(read))
-            for answer in self._prompts.end_round(read):
+            read_at = max((batch.read_at for batch in self._batches.values()), default=0.0)
+            for answer in self._prompts.end_round(read, read_at):
                 self._start(answer)
         self._close_round(over)
 
@@ -153,7 +158,8 @@ class Scheduler:
         excess = memory.excess(needed)
         if self.running and excess > self._prefixes.nbytes:
             return False
-        if excess > 0 and request.options.cache_prompt:
+        if excess > 0 and request.options.cache_prompt and answer.touched != self._prefixes.added:
+            answer.touched = self._prefixes.added  # asked once for the same texts
             self._prefixes.touch(request.prompt, answer.decoder.drafter)
         return memory.make_room(needed, self._prefixes)
 
@@ -208,6 +214,10 @@ class Scheduler:
     def _advance(self, paused: bool) -> list[Answer]:
         """Take a step of every batch; return the answers that are over."""
         over = []
+        for answer in self._running:
+            answer.update_status()
+        if self._running and all(answer.status is Status.PAUSED for answer in self._running):
+            time.sleep(_PAUSE)
         batches = [batch for batch in self._batches.values() if batch.sequences]
         slots = 0
         for batch in batches:
@@ -215,9 +225,6 @@ class Scheduler:
             if growth and not self._memory.can_grow(slots, self._prefixes):
                 self._end_longest()
         for batch in batches:
-            for answer in self._running:
-                if answer.pipeline is batch and answer.over:
-                    answer.status = Status.FINISHED
             try:
                 advanced = batch.advance()
             except RedrafterError as error:

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from queue import SimpleQueue
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import mlx.core as mx
 
@@ -27,6 +27,26 @@ class Ended(NamedTuple):
 
 Emit = Callable[[_T | Ended], None]
 """Sends an event of a task to the caller that listens."""
+
+
+class Listener(Generic[_T]):
+    """A caller that takes the events of its tasks, which the thread sends.
+
+    taken: number of events that it has taken
+    """
+
+    def __init__(self, put: Emit[_T]) -> None:
+        self._put, self._sent, self.taken = put, 0, 0
+
+    def __call__(self, event: _T | Ended) -> None:
+        self._sent += 1
+        self._put(event)
+
+    @property
+    def unread(self) -> int:
+        """Number of events that it has not taken yet."""
+        return self._sent - self.taken
+
 
 Cancels = list[Callable[[], None]]
 """For each task what lets it end early; any thread may call them."""
@@ -128,7 +148,7 @@ class EngineThread:
         """
         cancelled = closed or threading.Event()
 
-        def begin(emit: Emit[_T], cancels: Cancels) -> None:
+        def begin(emit: Listener[_T], cancels: Cancels) -> None:
             def work() -> bool:
                 try:
                     if cancelled.is_set():
@@ -145,7 +165,7 @@ class EngineThread:
 
         return self.listen(begin)
 
-    def listen(self, begin: Callable[[Emit[_T], Cancels], None]) -> Generator[_T, None, None]:
+    def listen(self, begin: Callable[[Listener[_T], Cancels], None]) -> Generator[_T, None, None]:
         """Begin tasks, and yield their events until all have ended.
 
         The first error ends all. Closing the generator cancels the tasks, and waits until they have
@@ -157,13 +177,15 @@ class EngineThread:
         fork, and BadInputError where the thread would wait for the caller.
         """
         events, cancels = SimpleQueue[_T | Ended](), Cancels()
-        running = 0
+        listener, running = Listener[_T](events.put), 0
         with self._listening(events.put):
             try:
-                begin(events.put, cancels)  # interrupted, it leaves tasks that are cancelled below
+                begin(listener, cancels)  # interrupted, it leaves tasks that are cancelled below
                 running = len(cancels)
                 while running:
-                    if not isinstance(event := self.next_event(events), Ended):
+                    event = self.next_event(events)
+                    listener.taken += 1
+                    if not isinstance(event, Ended):
                         yield event
                         continue
                     running -= 1
@@ -175,7 +197,9 @@ class EngineThread:
                 while running and self.alive and not self.waits_for_caller:
                     running -= isinstance(events.get(), Ended)
 
-    async def alisten(self, begin: Callable[[Emit[_T], Cancels], None]) -> AsyncGenerator[_T, None]:
+    async def alisten(
+        self, begin: Callable[[Listener[_T], Cancels], None]
+    ) -> AsyncGenerator[_T, None]:
         """`listen` to one task in asyncio; cancelling it cancels the task."""
         loop = asyncio.get_running_loop()
         events, cancels = asyncio.Queue[_T | Ended](), Cancels()
@@ -183,10 +207,12 @@ class EngineThread:
         def emit(event: _T | Ended) -> None:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
+        listener = Listener[_T](emit)
         with self._listening(emit):
-            begin(emit, cancels)
+            begin(listener, cancels)
             try:
                 while not isinstance(event := await events.get(), Ended):
+                    listener.taken += 1
                     yield event
             except BaseException:  # cancelled or closed
                 cancels[0]()

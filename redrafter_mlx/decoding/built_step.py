@@ -1,0 +1,111 @@
+"""A step that is built, with the sequences it is for, and how it is submitted."""
+
+from __future__ import annotations
+
+from collections import abc
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from redrafter_mlx.decoding.report import Report
+from redrafter_mlx.decoding.sequence import Sequence, Status
+from redrafter_mlx.decoding.sequence_cache import SequenceCache
+from redrafter_mlx.decoding.state import DecodeState, Drafts
+from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.target_model.cache_slots import round_up
+from redrafter_mlx.target_model.kv_cache import SPARE_STEP, planned_capacity
+
+Ended = list[tuple[Sequence, SequenceCache]]
+"""Sequences that have left a batch, each with its cache, ready to be kept."""
+
+
+class BuiltStep(NamedTuple):
+    """A step of some sequences that is built, and perhaps submitted.
+
+    sequences: by batch row; None where one has left although the step was submitted with it
+    state:     after the step
+    report:    what the host has not read yet; None if it has
+    """
+
+    sequences: list[Sequence | None]
+    state: DecodeState
+    report: Report | None
+
+    def with_status(self, *any_of: Status) -> list[tuple[int, Sequence]]:
+        """Return the sequences with one of these, each with its batch row."""
+        each = enumerate(self.sequences)
+        return [(b, s) for b, s in each if s is not None and s.status in any_of]
+
+    def going_on(self) -> list[tuple[int, Sequence]]:
+        """Return the sequences that take the next step, each with its batch row."""
+        return self.with_status(Status.RUNNING, Status.PREFILL)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all its sequences go on."""
+        return len(self.going_on()) == len(self.sequences)
+
+    @property
+    def verifies_roots(self) -> bool:
+        """Whether the trees that it verifies hold no drafts."""
+        return self.report is not None and self.report.nodes == 1
+
+    @property
+    def capacity(self) -> int:
+        """Number of cache slots of each sequence."""
+        return self.state.cache.target.capacity
+
+    @property
+    def next_capacity(self) -> int:
+        """The same once the next trees are verified."""
+        nodes = self.state.drafts.tree.tokens.shape[1]
+        return max(self.capacity, planned_capacity(self.bound, nodes))
+
+    @property
+    def bound(self) -> int:
+        """Upper bound of the committed length of its sequences, once its report is read."""
+        committed = max(s.committed for s in self.sequences if s is not None)
+        return committed + (0 if self.report is None else self.report.max_committed)
+
+    def alone(self, b: int, drafter: Drafter | None) -> BuiltStep:
+        """Return the state of one sequence, a copy of its own; its report has been read."""
+        sequence = self.sequences[b]
+        assert sequence is not None, "it has left"
+        slots = round_up(sequence.committed, SPARE_STEP)
+        return BuiltStep([sequence], self.state.take([b], slots, drafter), None)
+
+    def ended(self, drafter: Drafter | None) -> Ended:
+        """Return the sequences that have ended, each with a cache for it alone.
+
+        Copies are computed at once: until then they would hold the buffers of the whole batch.
+        """
+        ended: Ended = []
+        for b, sequence in self.with_status(Status.FINISHED):
+            cache = self.state.cache
+            if len(self.sequences) > 1:
+                cache = cache.take([b], round_up(sequence.committed, SPARE_STEP), drafter)
+                mx.async_eval(*cache.target.buffers, *cache.of_drafter)
+            ended.append((sequence, cache))
+        return ended
+
+
+def submit_verification(step: BuiltStep) -> None:
+    """Start computing what the host will read."""
+    state, report = step.state, step.report
+    history = [past for past in state.history if past is not None]
+    values = [] if report is None else [report.values]
+    mx.async_eval(*values, state.length, *history, *state.cache.target.buffers)
+
+
+def submit_drafting(step: BuiltStep, drafted: abc.Sequence[Drafts] = ()) -> None:
+    """Start computing the drafts for the next step, after what the host will read.
+
+    `drafted` are the previous step's drafts, from a drafter that remembers. Such a drafter writes
+    its buffers in place only if its previous call has ended. The host waits for that while the
+    target computes.
+    """
+    if drafted:
+        mx.eval([drafts.tree.tokens for drafts in drafted])
+    drafts, cache = step.state.drafts, step.state.cache
+    log_probs = [] if drafts.log_probs is None else [drafts.log_probs]
+    mx.async_eval(*drafts.tree.arrays, *log_probs, *cache.of_drafter)
