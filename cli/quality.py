@@ -77,7 +77,7 @@ def command(
         )
         target = loaded.target
         source = loaded.source
-        named = {str(folder): DrafterFolder.of(folder, source).load(target) for folder in drafters}
+        named = {str(folder): DrafterFolder(folder, source).load(target) for folder in drafters}
         V = target.vocab_size
         prompts = [prompt_tokens(loaded.tokenizer, q.text, raw, V) for q in chosen]
         eos = set(loaded.tokenizer.eos_token_ids)

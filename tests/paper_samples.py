@@ -10,8 +10,8 @@ import pytest
 from tiny import byte_model, byte_tokenizer, random_drafter, tiny_source
 
 from redrafter_mlx.cli import main, options
-from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.engine.engine import Redrafter
 
 SOURCE = tiny_source()
@@ -25,9 +25,7 @@ def tiny_redrafter(drafter: str = "random") -> Redrafter:
         drafts = random_drafter(seed=1, vocab_size=258)
         return Redrafter(model, tokenizer, drafts, source=SOURCE)
     lookup = drafter.endswith("+lookup")
-    return Redrafter(
-        model, tokenizer, DrafterFolder.of(folder, SOURCE), lookup=lookup, source=SOURCE
-    )
+    return Redrafter(model, tokenizer, DrafterFolder(folder, SOURCE), lookup=lookup, source=SOURCE)
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ from simulated import cliff, timings
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter
 
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
-from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Bindable
+from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.tuning.timings import Setup, Timings
 from redrafter_mlx.verification import verify

@@ -14,8 +14,8 @@ from redrafter_mlx.bench.measure.methods import Method, Run, Runner
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.cli.bench import session as bench_session
 from redrafter_mlx.cli.bench.options import BenchOptions, Loading
-from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.names import parse
+from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.errors import BadInputError

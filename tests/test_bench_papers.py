@@ -30,7 +30,7 @@ from redrafter_mlx.cli.bench import session as bench_session
 from redrafter_mlx.cli.bench.checks import check_measurement
 from redrafter_mlx.cli.bench.options import BenchOptions
 from redrafter_mlx.cli.bench.paper import fill, installed_drafters
-from redrafter_mlx.drafting.checkpoint import save_drafter
+from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY

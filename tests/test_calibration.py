@@ -13,7 +13,7 @@ import pytest
 from eagle_samples import LAYERS, SAMPLES, VOCAB, random_tensors, write_files
 from test_draft_model import PROMPT
 from test_eagle import TRAINED, changed_config, load, seen, train
-from tiny import HIDDEN, LLAMA3_ROPE, byte_model, byte_tokenizer, plain_tokens
+from tiny import HIDDEN, LLAMA3_ROPE, byte_model, byte_tokenizer, plain_tokens, tiny_source
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.forms import DrafterFolder
@@ -54,7 +54,8 @@ def a_learned_answer(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bind(folder: Path, model: nn.Module) -> Drafter:
-    return DrafterFolder(folder, "tiny", "its fingerprint").bind(Target(model), byte_tokenizer())
+    source = tiny_source(fingerprint="its fingerprint")
+    return DrafterFolder(folder, source).bind(Target(model), byte_tokenizer())
 
 
 @pytest.mark.usefixtures("a_learned_answer")

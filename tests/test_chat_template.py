@@ -11,7 +11,7 @@ from tiny import CHAT_TEMPLATE, byte_model, byte_tokenizer, random_drafter
 from weights_samples import gguf_metadata, gguf_tensors, llama_model, write_gguf
 
 from redrafter_mlx.cli import main
-from redrafter_mlx.drafting.checkpoint import save_drafter
+from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading import target as target_module
 from redrafter_mlx.loading.load import load

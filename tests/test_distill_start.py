@@ -18,8 +18,7 @@ from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.forms.fresh_weights import scale_recurrent
 from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.drafting.checkpoint import save_drafter
-from redrafter_mlx.drafting.recurrent import RecurrentNetwork
+from redrafter_mlx.drafting.recurrent import RecurrentNetwork, save_drafter
 from redrafter_mlx.drafting.recurrent_config import read_config
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.target_model.model import Target

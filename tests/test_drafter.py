@@ -12,14 +12,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from tiny import HIDDEN, VOCAB, load_drafter, random_drafter, random_model
+from tiny import HIDDEN, VOCAB, load_drafter, random_drafter, random_model, tiny_source
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
-from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.forms import DrafterFolder
-from redrafter_mlx.drafting.recurrent import RecurrentDrafter
+from redrafter_mlx.drafting.recurrent import RecurrentDrafter, save_drafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.static_tree import StaticTree
@@ -200,12 +199,13 @@ def test_a_mismatch_is_refused_before_any_weight_is_read(
     cases = [
         ({"hidden_size": 64}, r"hidden size is 64, the target's is 32"),
         ({"vocab_size": 500}, r"vocabulary is 500, the target's is 97"),
-        ({"target": "other", "target_fingerprint": "sha256:a"}, r"other \(sha256:a\).*mine.*:b"),
+        ({"target": "other", "target_fingerprint": "sha256:a"}, r"other \(sha256:a\).*tiny.*:b"),
     ]
+    source = tiny_source(fingerprint="sha256:b")
     for changes, message in cases:
         (tmp_path / "config.json").write_text(json.dumps({**PAPER_KEYS, **changes}))
         with pytest.raises(MismatchError, match=message):
-            DrafterFolder(tmp_path, "mine", "sha256:b").load(target)
+            DrafterFolder(tmp_path, source).load(target)
 
 
 def rewrite(path: Path, change: object) -> None:

@@ -12,7 +12,6 @@ from test_eagle_training import fresh
 from tiny import HIDDEN, VOCAB, byte_model, load_drafter, random_drafter, random_model
 
 from redrafter_mlx.cli import main
-from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.drafter_files import open_files, parameters_of
 from redrafter_mlx.drafting.export import ExportFormat, export_drafter
 from redrafter_mlx.drafting.forms import DrafterFolder
@@ -22,6 +21,7 @@ from redrafter_mlx.drafting.published.mlp_speculator import (
     SpeculatorNetwork,
     save_speculator,
 )
+from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError, RedrafterError
 from redrafter_mlx.target_model.model import Target
 

@@ -13,7 +13,7 @@ import pytest
 from tiny import random_drafter
 
 from redrafter_mlx.bench.measure.answers import LinesFile
-from redrafter_mlx.drafting.checkpoint import save_drafter
+from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime import atomic_write as writes
 from redrafter_mlx.runtime.atomic_write import atomic_write, write_private_text

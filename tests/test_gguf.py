@@ -32,9 +32,9 @@ from weights_samples import (
 )
 
 from redrafter_mlx.config import DType
-from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.installed import list_drafters
+from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.errors import (
     DamagedFileError,
     MismatchError,
@@ -237,9 +237,9 @@ def test_a_drafter_that_names_the_checksum_of_a_whole_file_is_found(
     assert listed == {str(folders["earlier"]), str(folders["new"])}
     bound = Target(target.model)
     for name in ("earlier", "new"):
-        assert DrafterFolder.of(folders[name], target.source).load(bound).name
+        assert DrafterFolder(folders[name], target.source).load(bound).name
     with pytest.raises(MismatchError, match="of another"):
-        DrafterFolder.of(folders["other"], target.source).load(bound)
+        DrafterFolder(folders["other"], target.source).load(bound)
 
 
 def test_a_large_file_is_not_read_to_be_hashed(

@@ -12,7 +12,7 @@ from tiny import byte_tokenizer, plain_tokens, random_drafter, random_model
 from weights_samples import F32, Q4_1, gguf_metadata, gguf_tensors, llama_model, write_gguf
 
 from redrafter_mlx.cli import main
-from redrafter_mlx.drafting.checkpoint import save_drafter
+from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading import load as loading
 from redrafter_mlx.loading.load import load

@@ -18,8 +18,8 @@ from tiny import byte_model, byte_tokenizer, random_drafter
 from redrafter_mlx.bench.analyse.compare import read_result
 from redrafter_mlx.distill.corpus.prompts.conversations import read_rows
 from redrafter_mlx.distill.options_file import read_options
-from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.names import parse
+from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.drafting.static_trees import find_tree
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.loading.drafter import prepare_drafter

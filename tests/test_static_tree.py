@@ -24,11 +24,11 @@ from tiny import (
 
 from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
 from redrafter_mlx.decoding.step import Decoder
-from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.names import parse
 from redrafter_mlx.drafting.oracle import Oracle
+from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.drafting.static_trees import find_tree
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.loading.drafter import prepare_drafter

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten, tree_map
 from test_distill_training import losses, texts
 from test_medusa import expected as medusa_logits
 from test_mlp_speculator import expected as speculator_logits
-from tiny import HIDDEN, VOCAB, plain_tokens, random_model
+from tiny import HIDDEN, VOCAB, plain_tokens, random_model, tiny_source
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.step import Decoder
@@ -139,7 +139,7 @@ def test_a_saved_drafter_loads_and_gives_the_text_of_plain_decoding(
 
 
 def load(folder: Path, target: Target) -> LevelDrafter:
-    return DrafterFolder(folder, "tiny", "sha256:tiny").load(target)
+    return DrafterFolder(folder, tiny_source(fingerprint="sha256:tiny")).load(target)
 
 
 def block_shapes(block: str, kinds: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

@@ -30,8 +30,8 @@ from macs import mac
 from tiny import byte_tokenizer, random_drafter, random_model
 
 from redrafter_mlx.cli import main
-from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.names import parse
+from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.errors import (
     DamagedFileError,
     DownloadError,

@@ -329,7 +329,7 @@ class TrainingRun:
         After `stop()`, no more prompts are answered, but one always is.
         """
         loaded, shapes = self.loaded, self._trained_for(TIMED_SHAPES)
-        trained = DrafterFolder.of(self.job.output, loaded.source)
+        trained = DrafterFolder(self.job.output, loaded.source)
         redrafter = Redrafter(loaded.model, loaded.tokenizer, trained, source=loaded.source)
         return measure_speed(redrafter, prompts, shapes, done, stop)
 

@@ -14,7 +14,6 @@ from typing import Literal
 
 import mlx.core as mx
 
-from redrafter_mlx.drafting.checkpoint import RECURRENT, own_name
 from redrafter_mlx.drafting.drafter_files import (
     DrafterFiles,
     Form,
@@ -27,7 +26,7 @@ from redrafter_mlx.drafting.forms import find_form
 from redrafter_mlx.drafting.published.eagle import EAGLE3
 from redrafter_mlx.drafting.published.medusa import MEDUSA, TOKEN_MAP, authors_name, own_names
 from redrafter_mlx.drafting.published.mlp_speculator import MLP_SPECULATOR
-from redrafter_mlx.drafting.recurrent import RecurrentNetwork
+from redrafter_mlx.drafting.recurrent import RECURRENT, RecurrentNetwork, own_name
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig, read_config
 from redrafter_mlx.errors import BadInputError, MismatchError
 from redrafter_mlx.runtime.paths import visible_files

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.drafting.checkpoint import RECURRENT
 from redrafter_mlx.drafting.drafter_files import (
     DrafterFiles,
     Form,
@@ -22,6 +21,7 @@ from redrafter_mlx.drafting.published.eagle import EAGLE, EAGLE3
 from redrafter_mlx.drafting.published.medusa import MEDUSA
 from redrafter_mlx.drafting.published.mlp_speculator import MLP_SPECULATOR
 from redrafter_mlx.drafting.recognition import form_of
+from redrafter_mlx.drafting.recurrent import RECURRENT
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.source import TargetSource
 
@@ -33,36 +33,25 @@ FORMS: tuple[Form, ...] = (RECURRENT, EAGLE3, EAGLE, MEDUSA, MLP_SPECULATOR)
 class DrafterFolder:
     """A drafter on disk, which is loaded once its target is known.
 
-    target_name, target_fingerprint, earlier_fingerprint: of the target that it will draft for, if
-      known; see TargetSource
+    source:      of the target that it will draft for; None checks no fingerprint
     bits, asked: as in DrafterFiles
     """
 
     path: Path
-    target_name: str | None = None
-    target_fingerprint: str | None = None
+    source: TargetSource | None = None
     bits: int | None = None
     asked: bool = True
-    earlier_fingerprint: str | None = None
-
-    @classmethod
-    def of(
-        cls, path: Path, source: TargetSource, bits: int | None = None, asked: bool = True
-    ) -> DrafterFolder:
-        """Return the drafter in a folder for this target; `bits` and `asked` as in DrafterFiles."""
-        known = source.name, source.fingerprint
-        return cls(path, *known, bits, asked, source.earlier_fingerprint)
 
     def bind(self, target: Target, tokenizer: TokenizerWrapper) -> Drafter:
         """Load the drafter, evaluated, in the target's arithmetic; errors as in `Form.load`.
 
-        If the target's fingerprint is known, the drafter is calibrated.
+        If the target's source is known, the drafter is calibrated.
         """
         files = open_files(self.path, self.bits, self.asked)
         drafter: Drafter = self._load(files, target)
-        if self.target_fingerprint is not None:
+        if self.source is not None:
             config = json.dumps(files.config, sort_keys=True)
-            key = f"{self.target_fingerprint} {target.dtype} {self.bits} {config}"
+            key = f"{self.source.fingerprint} {target.dtype} {self.bits} {config}"
             drafter = calibrated(drafter, target, tokenizer, files.tensors, key)
         drafter.folder = self.path
         return drafter
@@ -72,8 +61,9 @@ class DrafterFolder:
         return self._load(open_files(self.path, self.bits, self.asked), target)
 
     def _load(self, files: DrafterFiles, target: Target) -> LevelDrafter:
-        fingerprints = self.target_fingerprint, self.earlier_fingerprint
-        check_trained_for(files.config, self.path, self.target_name, *fingerprints)
+        if self.source is not None:
+            known = self.source.fingerprint, self.source.earlier_fingerprint
+            check_trained_for(files.config, self.path, self.source.name, *known)
         return find_form(files).load(files, target)
 
 

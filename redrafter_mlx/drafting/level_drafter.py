@@ -15,6 +15,7 @@ from typing import TypeAlias, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_map
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.drafting.interface import Drafter, Features, Memory, Seen
@@ -36,6 +37,7 @@ _Searches: TypeAlias = (
 )
 _D = TypeVar("_D", bound="LevelDrafter")
 _M = TypeVar("_M", bound="MemorylessDrafter")
+_Network = TypeVar("_Network", bound=nn.Module)
 
 
 class DraftLevels(Levels):
@@ -230,6 +232,14 @@ class HeadsDrafter(MemorylessDrafter):
     def level_cost(self) -> float:
         """Bytes that one head reads, as a share of those that a target call reads."""
         return self._cost
+
+
+def shuffled(network: _Network) -> _Network:
+    """Return an untrained copy: the rows of each parameter, quantised ones too, in random order."""
+    mixed = copy.deepcopy(network)
+    key = mx.random.key(0)
+    mixed.update(tree_map(lambda a: mx.random.permutation(a, key=key), network.parameters()))
+    return mixed
 
 
 class NoisyLevels(Levels):

@@ -162,7 +162,7 @@ def _open(
             quantize = None if kept else bits
             draft = load_target(name, quantize=quantize, offline=offline, progress=progress)
             return _language_model(draft)
-    return DrafterFolder.of(path, target, bits, asked is not None)
+    return DrafterFolder(path, target, bits, asked is not None)
 
 
 def _language_model(draft: LoadedTarget) -> Bindable:

@@ -20,9 +20,14 @@ from redrafter_mlx.distill.forms.fresh_weights import (
     scale_recurrent,
 )
 from redrafter_mlx.distill.forms.positions import PositionRecipe
-from redrafter_mlx.drafting.checkpoint import RECURRENT, load_recurrent, save_drafter
 from redrafter_mlx.drafting.drafter_files import DrafterFiles, open_files
-from redrafter_mlx.drafting.recurrent import RecurrentDrafter, RecurrentNetwork
+from redrafter_mlx.drafting.recurrent import (
+    RECURRENT,
+    RecurrentDrafter,
+    RecurrentNetwork,
+    load_recurrent,
+    save_drafter,
+)
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig, read_config
 from redrafter_mlx.target_model.model import Target
 

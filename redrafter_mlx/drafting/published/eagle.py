@@ -25,6 +25,7 @@ from redrafter_mlx.drafting import recognition
 from redrafter_mlx.drafting.cached_levels import CachedDrafter, CachedLevels, chain
 from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, fill
 from redrafter_mlx.drafting.interface import Features, Memory, Seen
+from redrafter_mlx.drafting.level_drafter import shuffled
 from redrafter_mlx.drafting.published.eagle_config import (
     ROPE_BASE,
     EagleConfig,
@@ -39,7 +40,6 @@ from redrafter_mlx.drafting.published.eagle_network import (
     EagleThreeNetwork,
 )
 from redrafter_mlx.drafting.recognition import eagle_name
-from redrafter_mlx.drafting.untrained import shuffled
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary

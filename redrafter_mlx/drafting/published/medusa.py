@@ -30,10 +30,9 @@ from redrafter_mlx.drafting.drafter_files import (
     parameters_of,
     write_drafter,
 )
-from redrafter_mlx.drafting.level_drafter import HeadsDrafter, IndependentLevels
+from redrafter_mlx.drafting.level_drafter import HeadsDrafter, IndependentLevels, shuffled
 from redrafter_mlx.drafting.recognition import IN_MEDUSA_MODEL
 from redrafter_mlx.drafting.recurrent import ResidualBlock
-from redrafter_mlx.drafting.untrained import shuffled
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.adapter import find_head
