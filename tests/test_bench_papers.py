@@ -161,7 +161,7 @@ def test_prompts_of_several_lengths_are_measured_with_one_loading(
     def short(*asked: object, **_: object) -> Redrafter:
         loaded.append(asked)
         made = tiny_redrafter()
-        made.context_length = 60
+        made.prompts.context_length = 60
         return made
 
     monkeypatch.setattr(options, "load_model", short)

@@ -239,7 +239,7 @@ def test_prompts_and_answers_that_the_context_cannot_hold_are_refused(
 ) -> None:
     def short(*_: object, **__: object) -> Redrafter:
         made = tiny_redrafter()
-        made.context_length = 60
+        made.prompts.context_length = 60
         return made
 
     monkeypatch.setattr(options, "load_model", short)

@@ -16,7 +16,7 @@ from weights_samples import gguf_metadata, gguf_tensors, llama_model, write_gguf
 
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
-from redrafter_mlx.engine.prompt_length import longest_token, text_bytes
+from redrafter_mlx.engine.prompt import longest_token, text_bytes
 from redrafter_mlx.errors import BadInputError, ContextLengthError
 from redrafter_mlx.structured.grammar import Grammars
 from redrafter_mlx.structured.plan import plan_output
@@ -105,7 +105,7 @@ def test_without_a_context_length_the_memory_decides(
     model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     redrafter = Redrafter(model, byte_tokenizer(), engine=EngineOptions(memory_bytes=10**7))
-    redrafter.context_length = None
+    redrafter.prompts.context_length = None
     _refuse_to_encode(monkeypatch)
     with pytest.raises(BadInputError, match=r"at least \d+ tokens needs \d+\.\d+ GB"):
         redrafter.generate(HUGE)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from redrafter_mlx.decoding.stopping import AnswerText, StopScanner
+from redrafter_mlx.decoding.text import AnswerText, StopScanner
 
 
 class Letters:

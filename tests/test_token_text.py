@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from weights_samples import llama_model, write_folder
 
-from redrafter_mlx.decoding.token_text import TokenText
+from redrafter_mlx.decoding.text import TokenText
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.loading.target import load_target
 

@@ -17,7 +17,7 @@ import pytest
 import sentencepiece
 from weights_samples import gguf_metadata, gguf_tensors, llama_model, write_folder, write_gguf
 
-from redrafter_mlx.decoding.token_text import TokenText
+from redrafter_mlx.decoding.text import TokenText
 from redrafter_mlx.errors import BadInputError, DamagedFileError, UnsupportedModelError
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.weights.chat import encode_text, render_chat

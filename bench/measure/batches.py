@@ -262,7 +262,7 @@ def _mlx_lm_tokens(
     mx.random.seed(seed)
     model, mirror, stream = redrafter.model, redrafter.mirror, our_stream()
     stop = [*redrafter.tokenizer.eos_token_ids]
-    limits = [redrafter.room_for(prompt, max_tokens) for prompt in prompts]
+    limits = [redrafter.prompts.room_for(prompt, max_tokens) for prompt in prompts]
     batch = PlainBatch([*prompts], limits, stop, method.temperature)
     run = batch.run(model, stream) if mirror is None else mirror.run(batch, model, stream)
     steps = [0] * len(prompts)

@@ -236,7 +236,7 @@ class Runner:
             self._first.target.plain,
             self._first.tokenizer,
             prompt,
-            max_tokens=self._first.room_for(prompt, max_tokens),
+            max_tokens=self._first.prompts.room_for(prompt, max_tokens),
             draft_model=self._draft_model if drafts else None,
             sampler=make_sampler(temp=method.temperature),
             stream=our_stream(),

@@ -17,8 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.decoding.constraint import Constraint
 from redrafter_mlx.decoding.step import Decoder
-from redrafter_mlx.decoding.stopping import AnswerText
-from redrafter_mlx.decoding.token_text import TokenText
+from redrafter_mlx.decoding.text import AnswerText, TokenText
 from redrafter_mlx.distributed.mirror import Mirror, target_of
 from redrafter_mlx.drafting.checked import bound
 from redrafter_mlx.drafting.interface import Bindable
@@ -28,13 +27,12 @@ from redrafter_mlx.engine.core import EngineCore, EngineStatus
 from redrafter_mlx.engine.exactness import check_once
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
-from redrafter_mlx.engine.prompt import Prompt, context_length_of, prompt_tokens
-from redrafter_mlx.engine.prompt_length import longest_token, text_bytes
+from redrafter_mlx.engine.prompt import Prompt, PromptEncoder, context_length_of
 from redrafter_mlx.engine.request import Answer, Request
 from redrafter_mlx.engine.scheduler import Scheduler
 from redrafter_mlx.engine.session import Session
 from redrafter_mlx.engine.thread import Cancels, Emit, Ended, EngineThread, Listener
-from redrafter_mlx.errors import BadInputError, ContextLengthError
+from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.response import Completion, Response
 from redrafter_mlx.runtime.process import MLX_PROCESS
 from redrafter_mlx.speculation.static_tree import StaticTree
@@ -52,8 +50,7 @@ class Redrafter:
 
     drafter_note: one line on the choice of a drafter: that there is none and what drafts instead,
                   which of several was taken, and which were skipped; None if it was unambiguous
-    context_length: maximum number of tokens of prompt and answer together; None if the model names
-                  no limit
+    prompts:      encodes prompts that fit
     drafter:      drafts on the device; None without a drafter
     lookup:       prompt lookup, which adds copies of the text to the drafts; None without it
     drafting:     the names of both, for people and records; None for plain decoding
@@ -89,7 +86,6 @@ class Redrafter:
         wrapped = isinstance(tokenizer, TokenizerWrapper)
         self.tokenizer = tokenizer if wrapped else TokenizerWrapper(tokenizer)
         self.source = source
-        self.context_length = context_length_of(model, source)
         self.model = model
         mx.eval(model.state)  # private arrays too: another thread could not evaluate them
         self.mirror = mirror
@@ -111,6 +107,9 @@ class Redrafter:
         self._memory = MemoryBudget(
             self.target, self.limits, modules, indexes=self.lookup is not None
         )
+        self.prompts = PromptEncoder(
+            self.tokenizer, target.vocab_size, context_length_of(model, source), self._memory
+        )
         parts = self.target, self.tuning, self.limits, self._memory
         self.thread = thread or EngineThread()
         self._core = EngineCore(lambda: Scheduler(*parts), self.target.lock, self.thread)
@@ -119,6 +118,11 @@ class Redrafter:
     @property
     def status(self) -> EngineStatus:
         return self._core.status
+
+    @property
+    def context_length(self) -> int | None:
+        """Maximum number of tokens of prompt and answer together; None without a limit."""
+        return self.prompts.context_length
 
     def close(self) -> None:
         """Stop the engine; running answers end with EngineFailedError. May be called again."""
@@ -317,46 +321,12 @@ class Redrafter:
         Raises BadInputError if there are none, or if the model's context has no room left for an
         answer.
         """
-        self.check_fits(prompt)
-        ids = prompt_tokens(self.tokenizer, prompt, raw, self.target.vocab_size, thinking)
-        if self.context_length is not None and len(ids) >= self.context_length:
-            raise self._too_long(str(len(ids)))
-        return ids
-
-    def check_fits(self, prompt: Prompt) -> None:
-        """Raise BadInputError for a text that can never fit, before it is encoded."""
-        nbytes = text_bytes(prompt)
-        most = self._memory.most_tokens
-        if self.context_length is not None:
-            most = min(most, self.context_length - 1)
-        if nbytes <= most or self._longest_token is None:
-            return
-        least = -(-nbytes // self._longest_token)
-        if self.context_length is not None and least >= self.context_length:
-            raise self._too_long(f"at least {least}")
-        if (error := self._memory.refusal_of_length(least)) is not None:
-            raise error
-
-    def _too_long(self, tokens: str) -> ContextLengthError:
-        return ContextLengthError(
-            f"this model's maximum context length is {self.context_length} tokens, and the "
-            f"prompt has {tokens}; shorten it or begin a new conversation"
-        )
-
-    @cached_property
-    def _longest_token(self) -> int | None:
-        return longest_token(self.tokenizer)
+        return self.prompts.encode(prompt, raw=raw, thinking=thinking)
 
     @cached_property
     def token_text(self) -> TokenText:
         """Decodes tokens; made once, since another thread may be encoding a long prompt."""
         return TokenText(self.tokenizer)
-
-    def room_for(self, prompt: Sequence[int], max_tokens: int) -> int:
-        """Return the maximum number of tokens of an answer within the model's context."""
-        if self.context_length is None:
-            return max_tokens
-        return min(max_tokens, self.context_length - len(prompt))
 
     def chosen_options(
         self, options: GenerationOptions | None, overrides: Mapping[str, object]
@@ -418,7 +388,7 @@ class Redrafter:
         """Return the answer to a request, not begun."""
         options, prompt = request.options, request.prompt
         decoded, eos = self.token_text.stream(), self.tokenizer.eos_token_ids
-        room = self.room_for(prompt, options.max_tokens)
+        room = self.prompts.room_for(prompt, options.max_tokens)
         shape = self.shape_of(options, len(prompt))
         text = AnswerText(decoded, eos, options.stop, room, request.constraint)
         decoder = self.decoder(options, shape or PLAIN, request.pack)

@@ -1,14 +1,19 @@
-"""Turns a prompt of any kind into token ids."""
+"""Turns a prompt of any kind into token ids, unless it can never fit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Protocol
 
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from tokenizers.normalizers import Normalizer
+from transformers import PreTrainedTokenizerFast
 
-from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.engine.memory import MemoryBudget
+from redrafter_mlx.errors import BadInputError, ContextLengthError
 from redrafter_mlx.runtime.plain import plain
 from redrafter_mlx.target_model.source import TargetSource
 from redrafter_mlx.weights.chat import encode_text, render_chat
@@ -24,6 +29,75 @@ class TokenArray(Protocol):
 
 
 Prompt = str | Sequence[Message] | Sequence[int] | TokenArray
+
+
+_SPACES = str.maketrans("", "", "ĠĊĉč\u2581 \t\n\r")
+"""Removes whitespace from a token, as vocabularies write it."""
+
+_UNKNOWN = "\U000ff0f5\U00100abc"
+"""Two characters that no vocabulary has: they become bytes, or one token for any unknown text."""
+
+_COMPOSED = 3
+"""Maximum factor by which Unicode's composition (NFC) shortens a text in UTF-8."""
+
+
+class PromptEncoder:
+    """Encodes the prompts of one model.
+
+    context_length: maximum number of tokens of prompt and answer together; None if the model names
+                    no limit
+    """
+
+    def __init__(
+        self,
+        tokenizer: TokenizerWrapper,
+        vocab_size: int,
+        context_length: int | None,
+        memory: MemoryBudget,
+    ) -> None:
+        self.context_length = context_length
+        self._tokenizer, self._vocab_size, self._memory = tokenizer, vocab_size, memory
+
+    def encode(self, prompt: Prompt, *, raw: bool, thinking: bool | None) -> list[int]:
+        """Return the token ids of any kind of prompt; see `Redrafter.encode`."""
+        self.check_fits(prompt)
+        ids = prompt_tokens(self._tokenizer, prompt, raw, self._vocab_size, thinking)
+        if self.context_length is not None and len(ids) >= self.context_length:
+            raise self._too_long(str(len(ids)))
+        return ids
+
+    def check_fits(self, prompt: Prompt) -> None:
+        """Raise BadInputError for a text that can never fit, before it is encoded.
+
+        To encode megabytes takes a minute, after which they turn out not to fit.
+        """
+        nbytes = text_bytes(prompt)
+        most = self._memory.most_tokens
+        if self.context_length is not None:
+            most = min(most, self.context_length - 1)
+        if nbytes <= most or self._longest_token is None:
+            return
+        least = -(-nbytes // self._longest_token)
+        if self.context_length is not None and least >= self.context_length:
+            raise self._too_long(f"at least {least}")
+        if (error := self._memory.refusal_of_length(least)) is not None:
+            raise error
+
+    def room_for(self, prompt: Sequence[int], max_tokens: int) -> int:
+        """Return the maximum number of tokens of an answer within the model's context."""
+        if self.context_length is None:
+            return max_tokens
+        return min(max_tokens, self.context_length - len(prompt))
+
+    def _too_long(self, tokens: str) -> ContextLengthError:
+        return ContextLengthError(
+            f"this model's maximum context length is {self.context_length} tokens, and the "
+            f"prompt has {tokens}; shorten it or begin a new conversation"
+        )
+
+    @cached_property
+    def _longest_token(self) -> int | None:
+        return longest_token(self._tokenizer)
 
 
 def prompt_tokens(
@@ -99,3 +173,57 @@ def _of_array(prompt: TokenArray) -> Sequence[int]:
             f"several prompts to batch()"
         )
     return ids
+
+
+def longest_token(tokenizer: TokenizerWrapper) -> int | None:
+    """Return the maximum number of a text's bytes in a token, without whitespace.
+
+    None if that is not known: text may be dropped, or one token may stand for any unknown text.
+    """
+    fast = tokenizer._tokenizer
+    if not isinstance(fast, PreTrainedTokenizerFast):
+        return None
+    backend = fast.backend_tokenizer
+    shortens = _shortens(backend.normalizer)
+    if shortens is None or len(backend.encode(_UNKNOWN, add_special_tokens=False).ids) < 2:
+        return None
+    longest = max(len(token.translate(_SPACES).encode()) for token in tokenizer.get_vocab())
+    return shortens * max(longest, 1)
+
+
+def text_bytes(prompt: object) -> int:
+    """Return the bytes of a prompt's text without whitespace, which tokenizers may drop.
+
+    Of messages, only the user's are counted: a template may cut answers. None of token ids.
+    """
+    return sum(len("".join(text.split()).encode("utf-8", "replace")) for text in _texts(prompt))
+
+
+def _texts(prompt: object) -> Iterator[str]:
+    if isinstance(prompt, str):
+        yield prompt
+    elif isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
+        for message in prompt:
+            if isinstance(message, Mapping) and message.get("role") == "user":
+                content = message.get("content")
+                if isinstance(content, str):
+                    yield content
+
+
+def _shortens(normalizer: Normalizer | None) -> int | None:
+    """Return the maximum factor by which text is shortened, None if that is not known."""
+    if normalizer is None:
+        return 1
+    described = json.loads(normalizer.__getstate__())
+    factor = 1
+    for step in described.get("normalizers", [described]):
+        match step:
+            case {"type": "NFC"}:
+                factor *= _COMPOSED
+            case {"type": "Prepend"}:
+                pass
+            case {"type": "Replace", "pattern": {"String": " "}}:
+                pass
+            case _:
+                return None
+    return factor

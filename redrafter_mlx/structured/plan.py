@@ -101,7 +101,7 @@ def plan_output(
     checked = check_messages(messages)
     if continue_final_message:
         check_continued(checked[-1], add_generation_prompt)
-    model.check_fits(checked)
+    model.prompts.check_fits(checked)
     prompt = model.encode(_prompt(model.tokenizer, checked, shown, render))
     markup = markup_of(model.tokenizer, prompt)
     usable = tuple(tool for tool in shown if choice.name in (None, tool.name))

@@ -149,7 +149,7 @@ class Reply(ABC, Generic[R]):
           constraint: called once per answer, for its constraint
         """
         model, asked = self._hosted.model, self._asked
-        most = model.room_for(prompt, max_tokens or model.context_length or _UNLIMITED)
+        most = model.prompts.room_for(prompt, max_tokens or model.context_length or _UNLIMITED)
         requests = []
         for number in range(asked.n):
             options = asked.options(number, most)
