@@ -18,7 +18,7 @@ from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.speculation.accept import accept
 from redrafter_mlx.speculation.sampling import sequence_keys
-from redrafter_mlx.target_model.cache_slots import with_capacity
+from redrafter_mlx.target_model.cache_slots import grown
 from redrafter_mlx.target_model.kv_cache import CAPACITY_STEP, TreeCache, planned_capacity
 from redrafter_mlx.target_model.layer_cache import TreePlan
 from redrafter_mlx.target_model.masks import attention_mask
@@ -161,11 +161,11 @@ def test_buffers_that_grow_are_in_memory_once_at_each_size() -> None:
     mx.eval(small)
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    grown = with_capacity(small, small, 4096)
-    mx.eval(grown)
-    assert mx.get_peak_memory() - before <= grown.nbytes + 4096
-    assert mx.array_equal(grown[:, :, :32], small)
-    assert mx.array_equal(grown[:, :, 32:], mx.zeros((1, 2, 4096 - 32, 64)))
+    large = grown(small, 4096)
+    mx.eval(large)
+    assert mx.get_peak_memory() - before <= large.nbytes + 4096
+    assert mx.array_equal(large[:, :, :32], small)
+    assert mx.array_equal(large[:, :, 32:], mx.zeros((1, 2, 4096 - 32, 64)))
 
 
 def test_a_cache_that_is_let_go_is_freed_at_once() -> None:

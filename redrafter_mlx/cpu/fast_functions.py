@@ -44,20 +44,17 @@ _MOST_SCORES = 250_000
 """Scores that are held at once: they are written several times, so they should fit into a cache."""
 
 
+@mx.custom_function
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
     """Return silu(gate) * x, as mlx-lm's function of this name does, for arrays of one shape."""
-    compute = _swiglu if gate.dtype == mx.float32 else activations.swiglu
-    return cast("mx.array", compute(gate, x))
-
-
-@mx.custom_function
-def _swiglu(gate: mx.array, x: mx.array) -> mx.array:
+    if gate.dtype != mx.float32:
+        return cast("mx.array", activations.swiglu(gate, x))
     exp, gated = _compiled(gate.shape)
     fraction, power = exp(gate, -1.0)
     return gated(gate, x, fraction, power.view(mx.float32))
 
 
-@_swiglu.vjp
+@swiglu.vjp
 def _gradients(
     given: tuple[mx.array, mx.array], cotangent: mx.array, _output: mx.array
 ) -> tuple[mx.array, ...]:

@@ -1,4 +1,4 @@
-"""Writes and allocates the slots of key and value buffers."""
+"""Sizes of key and value buffers."""
 
 from __future__ import annotations
 
@@ -7,27 +7,12 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 
-def write_slots(buffer: mx.array, new: mx.array, slots: mx.array) -> mx.array:
-    """Write `new` [B, K, R, head size] to the slots [B, R] of `buffer` [B, K, T, head size].
-
-    In place, if nothing else refers to the buffer: one kernel, where `mx.slice_update` at an array
-    start needs two.
-    """
-    index = mx.broadcast_to(slots[:, None, :, None], new.shape)
-    return mx.put_along_axis(buffer, index, new, axis=2)
-
-
-def with_capacity(buffer: mx.array | None, new: mx.array, capacity: int) -> mx.array:
-    """Grow the buffer with zeros to at least `capacity` slots, in the shape and type of `new`."""
-    B, K, _, size = new.shape
-    if buffer is None:
-        return mx.zeros((B, K, capacity, size), new.dtype)
-    known = buffer.shape[2]
-    if known >= capacity:
-        return buffer
-    grown = mx.zeros((B, K, capacity, size), new.dtype)
-    grown[:, :, :known] = buffer  # in place; a concatenation would hold the new zeros twice
-    return grown
+def grown(buffer: mx.array, capacity: int) -> mx.array:
+    """Return a buffer [B, K, T, head size] with zeros after it, `capacity` slots in all."""
+    B, K, known, size = buffer.shape
+    larger = mx.zeros((B, K, capacity, size), buffer.dtype)
+    larger[:, :, :known] = buffer  # in place; a concatenation would hold the new zeros twice
+    return larger
 
 
 def round_up(n: int, step: int) -> int:

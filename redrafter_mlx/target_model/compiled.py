@@ -111,7 +111,6 @@ class TreeCall:
         """
         plan = cache.plan
         assert isinstance(plan, TreePlan)
-        cache.grow()
         buffers, sizes = cache.layer_buffers, (plan.extent, plan.capacity, plan.keep)
         tokens = inputs if isinstance(inputs, mx.array) else inputs[0]
         shapes = [None if a is None else a.shape for a in (plan.moves, *buffers[0])]

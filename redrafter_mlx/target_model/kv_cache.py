@@ -16,11 +16,10 @@ import mlx.core as mx
 from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.speculation.constants import iota
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target_model.cache_slots import concatenate_padded, round_up
+from redrafter_mlx.target_model.cache_slots import concatenate_padded, grown, round_up
 from redrafter_mlx.target_model.layer_cache import (
     LayerBuffers,
     LayerCache,
-    NextCall,
     Pending,
     PromptSpan,
     TreePlan,
@@ -54,15 +53,16 @@ class TreeCache:
     """The KV cache of a batch of sequences, for all layers of a target."""
 
     def __init__(self, n_layers: int) -> None:
-        self._call = NextCall(PromptSpan(0, 0, 0))
-        self.layers = [LayerCache(self._call) for _ in range(n_layers)]
+        self.layers = [LayerCache() for _ in range(n_layers)]
+        self.plan: PromptSpan | TreePlan | None = None
         self.pending: Pending | None = None
 
     @classmethod
     def of(cls, buffers: Sequence[LayerBuffers], plan: TreePlan) -> TreeCache:
         """Return a cache of these buffers, for one call."""
         cache = cls(len(buffers))
-        cache.layer_buffers, cache.plan = buffers, plan
+        cache.layer_buffers = buffers
+        cache.plan_call(plan)
         return cache
 
     @property
@@ -76,18 +76,22 @@ class TreeCache:
             layer.keys, layer.values, layer.tree_keys, layer.tree_values = buffers
 
     @property
-    def plan(self) -> PromptSpan | TreePlan:
-        """The plan of the next call."""
-        return self._call.plan
-
-    @plan.setter
-    def plan(self, plan: PromptSpan | TreePlan) -> None:
-        self._call.plan = plan
-
-    @property
     def windows(self) -> set[int]:
         """Sizes of the sliding windows that calls asked masks for."""
-        return self._call.windows
+        return set().union(*(layer.windows for layer in self.layers))
+
+    def plan_call(self, plan: PromptSpan | TreePlan) -> None:
+        """Set the plan of the next call, and grow the buffers for it.
+
+        Within a compiled call they would take a graph of its own, for one step in 256 slots.
+        """
+        self.plan, offset = plan, plan.offset
+        grows = 0 < self.capacity < plan.capacity
+        for layer in self.layers:
+            layer.plan, layer.offset = plan, offset
+            if grows and layer.keys is not None and layer.values is not None:
+                layer.keys = grown(layer.keys, plan.capacity)
+                layer.values = grown(layer.values, plan.capacity)
 
     def plan_prompt(self, start: int, count: int, length: int = 0) -> None:
         """Plan a call that appends `count` prompt tokens at slot `start`.
@@ -96,41 +100,19 @@ class TreeCache:
                 first token after it
         """
         assert self.pending is None, "flush() first"
-        capacity = planned_capacity(max(length, start + count), 1)
-        self.plan = PromptSpan(start, count, capacity)
+        end = start + count
+        capacity = planned_capacity(max(length, end), 1)
+        self.plan_call(PromptSpan(start, mx.array([start]), end, capacity))
 
     def plan_tree(self, tree: TokenTree, length: mx.array, bound: int) -> None:
         """Plan a call that verifies `tree` after the committed `length` [B], at most `bound`."""
         N = tree.tokens.shape[1]
         extent = _extent(bound + N)
-        offset = length if tree.is_chain else length[:, None] + tree.depths
-        moves = None
-        if self.pending is not None:
-            moves = self.pending.moves(_tree_size(self.layers[0]))
         if tree.is_chain:
-            mask = chain_mask(length, N, extent)
+            offset, mask = length, chain_mask(length, N, extent)
         else:
-            mask = attention_mask(tree.mask, length, extent)
-        if mask.shape[0] == 1:
-            mask = mask[0, 0]  # all mlx-lm attention broadcasts a mask without batch axes
-        self.plan = TreePlan(
-            offset,
-            mask,
-            length[:, None] + iota(N),
-            moves,
-            extent,
-            planned_capacity(bound, N),
-            keep=not tree.is_chain,
-        )
-
-    def grow(self) -> None:
-        """Grow the buffers for the planned call.
-
-        Within a compiled call it would take a graph of its own, for one step in 256 slots.
-        """
-        assert isinstance(self.plan, TreePlan)
-        for layer in self.layers:
-            layer.grow(self.plan.capacity)
+            offset, mask = length[:, None] + tree.depths, attention_mask(tree.mask, length, extent)
+        self._plan_nodes(offset, mask, length, self._moves, keep=not tree.is_chain)
 
     def plan_level(self, mask: mx.array, depth: int, length: mx.array, bound: int) -> None:
         """Plan a call that appends W nodes of one depth to a tree of M - W nodes after the text.
@@ -139,18 +121,9 @@ class TreeCache:
           mask:   [B, W, M] bool, True = may attend; the new nodes come last
           length: [B] int32, committed, at most `bound`; the position of nodes of depth 0
         """
-        _, W, M = mask.shape
-        extent = _extent(bound + M)
-        attended = attention_mask(mask, length, extent)
-        self.plan = TreePlan(
-            mx.broadcast_to(length[:, None] + depth, (mask.shape[0], W)),
-            attended[0, 0] if attended.shape[0] == 1 else attended,
-            length[:, None] + iota(W) + (M - W),
-            None,
-            extent,
-            planned_capacity(bound, M),
-            keep=False,
-        )
+        B, W, M = mask.shape
+        attended = attention_mask(mask, length, _extent(bound + M))
+        self._plan_nodes(mx.broadcast_to(length[:, None] + depth, (B, W)), attended, length + M - W)
 
     def plan_forks(self, positions: mx.array, ahead: int, length: int) -> None:
         """Plan a call that appends one token to each of N forks of a text of `length` tokens.
@@ -171,10 +144,30 @@ class TreeCache:
         column = iota(extent)[None]
         own = (column - length) % N == iota(N)[:, None]
         mask = mx.where(column < length, column < positions[:, None], own)
-        self.plan = TreePlan(
-            (positions + ahead)[None], mask, (length + ahead * N + iota(N))[None], None, extent,
-            round_up(extent, CAPACITY_STEP), keep=False,
-        )  # fmt: skip
+        self._plan_nodes(
+            (positions + ahead)[None], mask[None, None], mx.array([length + ahead * N])
+        )
+
+    def _plan_nodes(
+        self,
+        offset: mx.array,
+        mask: mx.array,
+        first: mx.array,
+        moves: mx.array | None = None,
+        keep: bool = False,
+    ) -> None:
+        """Plan a call on nodes in slots that follow one another.
+
+        Shapes:
+          mask:  [B, 1, N, extent] bool
+          first: [B] int32, the first node's slot
+        """
+        B, _, N, extent = mask.shape
+        if B == 1:
+            mask = mask[0, 0]  # all mlx-lm attention broadcasts a mask without batch axes
+        slots = (first[:, None] + iota(N))[:, None, :, None]
+        capacity = round_up(extent, CAPACITY_STEP)
+        self.plan_call(TreePlan(offset, mask, slots, moves, extent, capacity, keep))
 
     def commit(
         self, tree: TokenTree, path: mx.array, n_accepted: mx.array, length: mx.array
@@ -189,9 +182,10 @@ class TreeCache:
 
     def flush(self) -> None:
         """Move a pending path to its slots, so that all slots below the length are valid."""
-        if self.pending is not None:
+        moves = self._moves
+        if moves is not None:
             for layer in self.layers:
-                layer.flush(self.pending)
+                layer.move(moves)
         self.pending = None
 
     def take(self, index: mx.array, slots: int | None = None) -> TreeCache:
@@ -271,6 +265,12 @@ class TreeCache:
         return 0 if keys is None else keys.shape[2]
 
     @property
+    def _moves(self) -> mx.array | None:
+        """The slots of the last tree's nodes; None if no path is pending, or it is in its slots."""
+        nodes = self.layers[0].tree_keys
+        return None if self.pending is None or nodes is None else self.pending.moves(nodes.shape[2])
+
+    @property
     def nbytes(self) -> int:
         return sum(a.nbytes for a in self.buffers)
 
@@ -282,8 +282,3 @@ def planned_capacity(length: int, nodes: int) -> int:
 
 def _extent(slots: int) -> int:
     return round_up(slots, max(EXTENT_STEPS[backend()], (1 << slots.bit_length()) >> 4))
-
-
-def _tree_size(layer: LayerCache) -> int:
-    assert layer.tree_keys is not None
-    return layer.tree_keys.shape[2]

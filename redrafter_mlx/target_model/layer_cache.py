@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
 
 from redrafter_mlx.speculation.constants import iota, is_root
-from redrafter_mlx.target_model.cache_slots import with_capacity, write_slots
 from redrafter_mlx.target_model.masks import windowed
 
 
@@ -24,29 +23,33 @@ class AttentionCache(Protocol):
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]: ...
 
 
-@dataclass(frozen=True)
-class PromptSpan:
+class PromptSpan(NamedTuple):
     """A run of prompt tokens in slots that the host knows; slices and mask as in mlx-lm's KVCache.
 
+    offset:   the first slot, which is its rotary position
+    first:    [1] int32, the same on the device
+    extent:   number of slots that attention reads: up to the last token
     capacity: slots that the buffers have after the call
     """
 
-    start: int
-    count: int
+    offset: int
+    first: mx.array
+    extent: int
     capacity: int
 
 
-@dataclass(frozen=True)
-class TreePlan:
+class TreePlan(NamedTuple):
     """Which cache slots one tree's keys and values go to, and what its nodes attend to.
 
     Shapes:
       offset:   [B] for a chain, else [B, N] int32: rotary positions
       mask:     [B, 1, N, extent] bool, [N, extent] if B = 1; True = may attend
-      slots:    [B, N] int32, the slot of each node
-      moves:    [B, M] int32, the slot of each node of the previous tree; None if the accepted ones
-                are already in their slots
+      slots:    [B, 1, N, 1] int32, the slot of each node
+      moves:    [B, 1, M, 1] int32, the slot of each node of the previous tree; None if the accepted
+                ones are already in their slots
 
+    extent: number of slots that attention reads
+    capacity: slots that the buffers have after the call
     keep: whether the next step may have to move this tree's path to its slots
     """
 
@@ -74,9 +77,9 @@ class Pending:
     length: mx.array
 
     def moves(self, nodes: int) -> mx.array:
-        """Return the slot [B, M] of each of the tree's M nodes, after the committed text.
+        """Return the slot [B, 1, M, 1] of each of the tree's M nodes, after the committed text.
 
-        With path 0-2, one draft accepted, of 4 nodes, after 5 positions: [5, 7, 6, 7]. Nodes that
+        With path 0-2, one draft accepted, of 4 nodes, after 5 positions: 5, 7, 6, 7. Nodes that
         were not accepted go to the next root's slot, which the root is written to after them.
         """
         depth = iota(self.path.shape[1])[:, None]
@@ -84,23 +87,11 @@ class Pending:
         here = (self.path[:, :, None] == iota(nodes)) & accepted  # [B, L, M]
         after = 1 + self.n_accepted[:, None]
         depths = mx.min(mx.where(here, depth, after[:, :, None]), axis=1)
-        return self.length[:, None] + depths
+        return (self.length[:, None] + depths)[:, None, :, None]
 
 
 LayerBuffers = tuple[mx.array | None, mx.array | None, mx.array | None, mx.array | None]
 """The buffers of one layer: keys, values, tree keys, tree values; see LayerCache."""
-
-
-@dataclass
-class NextCall:
-    """The plan of the next call, shared by all layers. (If layers referred to their cache instead,
-    only the garbage collector would free it, some time later.)
-
-    windows: sizes of sliding windows that the model asked masks for
-    """
-
-    plan: PromptSpan | TreePlan
-    windows: set[int] = field(default_factory=set)
 
 
 class LayerCache:
@@ -111,22 +102,22 @@ class LayerCache:
       tree_keys, tree_values: [B, K, N, head size], the last tree's nodes in tree order; None
                      after a chain, whose nodes are already in their slots
 
+    plan:    of the next call
+    offset:  the rotary position(s) of its query rows, an int or an array
+    windows: sizes of the sliding windows that the model asked masks for
+
     All slots after the committed text are finite: a query row gives them weight 0 by its mask, and
     0 times a value that is not finite is NaN.
     """
 
-    def __init__(self, call: NextCall) -> None:
-        self._call = call
+    def __init__(self) -> None:
+        self.plan: PromptSpan | TreePlan | None = None
+        self.offset: int | mx.array = 0
+        self.windows: frozenset[int] = frozenset()
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
         self.tree_keys: mx.array | None = None
         self.tree_values: mx.array | None = None
-
-    @property
-    def offset(self) -> int | mx.array:
-        """The rotary position(s) of this call's query rows."""
-        plan = self._call.plan
-        return plan.start if isinstance(plan, PromptSpan) else plan.offset
 
     def make_mask(
         self, n: int, return_array: bool = False, window_size: int | None = None
@@ -136,75 +127,61 @@ class LayerCache:
         In a sliding window, a query row sees the newest `window_size` positions up to its own. All
         slots are kept, so a prefix of the text is valid for layers with windows too.
         """
-        plan = self._call.plan
-        end = plan.extent if isinstance(plan, TreePlan) else plan.start + n
+        plan = self.plan
+        assert plan is not None
         if window_size is not None:
-            self._call.windows.add(window_size)
-            if end <= window_size:
+            self.windows |= {window_size}
+            if plan.extent <= window_size:
                 window_size = None
         if isinstance(plan, TreePlan):
             return plan.mask if window_size is None else windowed(plan.mask, window_size)
         if n == 1 and window_size is None:
             return None
         if return_array or window_size is not None:
-            mask: mx.array = create_causal_mask(n, plan.start, window_size=window_size)
+            mask: mx.array = create_causal_mask(n, plan.offset, window_size=window_size)
             return mask
         return "causal"
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write this call's keys and values [B, K, n, head size]; return all it may attend to."""
-        plan = self._call.plan
+        plan, old_keys, old_values = self.plan, self.keys, self.values
+        assert plan is not None
+        B, K, n, size = keys.shape
+        if old_keys is None or old_values is None:
+            old_keys = mx.zeros((B, K, plan.capacity, size), keys.dtype)
+            old_values = mx.zeros((*values.shape[:2], plan.capacity, values.shape[3]), values.dtype)
         if isinstance(plan, PromptSpan):
-            return self._append(plan, keys, values)
-        self.keys = with_capacity(self.keys, keys, plan.capacity)
-        self.values = with_capacity(self.values, values, plan.capacity)
+            # Not `old_keys[...] = keys`: that would change the array that a snapshot holds.
+            self.keys = mx.slice_update(old_keys, keys, plan.first, axes=(2,))
+            self.values = mx.slice_update(old_values, values, plan.first, axes=(2,))
+            return self.keys[:, :, : plan.extent], self.values[:, :, : plan.extent]
         if plan.moves is not None:
-            self._move(plan.moves)
-        if keys.shape[2] > 1:
-            keys, values = finite_drafts(keys), finite_drafts(values)
+            assert self.tree_keys is not None
+            assert self.tree_values is not None
+            old_keys = mx.put_along_axis(old_keys, plan.moves, self.tree_keys, axis=2)
+            old_values = mx.put_along_axis(old_values, plan.moves, self.tree_values, axis=2)
+        if n > 1:
+            keys, values = _finite_drafts(keys, values)
         self.tree_keys, self.tree_values = (keys, values) if plan.keep else (None, None)
-        self.keys = write_slots(self.keys, keys, plan.slots)
-        self.values = write_slots(self.values, values, plan.slots)
+        # In place, if nothing else refers to the buffer: one kernel, where a slice takes two.
+        self.keys = mx.put_along_axis(old_keys, plan.slots, keys, axis=2)
+        self.values = mx.put_along_axis(old_values, plan.slots, values, axis=2)
         return self.keys[:, :, : plan.extent], self.values[:, :, : plan.extent]
 
-    def grow(self, capacity: int) -> None:
-        """Grow the buffers to at least `capacity` slots, if there are any."""
-        if self.keys is not None and self.values is not None:
-            self.keys = with_capacity(self.keys, self.keys, capacity)
-            self.values = with_capacity(self.values, self.values, capacity)
-
-    def flush(self, pending: Pending) -> None:
-        """Move the pending path to its slots."""
-        if self.tree_keys is not None:
-            self._move(pending.moves(self.tree_keys.shape[2]))
+    def move(self, slots: mx.array) -> None:
+        """Write the last tree's nodes to their slots [B, 1, M, 1], and drop them."""
+        if self.keys is not None and self.values is not None and self.tree_keys is not None:
+            assert self.tree_values is not None
+            self.keys = mx.put_along_axis(self.keys, slots, self.tree_keys, axis=2)
+            self.values = mx.put_along_axis(self.values, slots, self.tree_values, axis=2)
         self.tree_keys = self.tree_values = None
 
-    def _move(self, slots: mx.array) -> None:
-        """Write the last tree's nodes to their slots [B, M]."""
-        assert self.keys is not None
-        assert self.values is not None
-        assert self.tree_keys is not None
-        assert self.tree_values is not None
-        self.keys = write_slots(self.keys, self.tree_keys, slots)
-        self.values = write_slots(self.values, self.tree_values, slots)
 
-    def _append(
-        self, plan: PromptSpan, keys: mx.array, values: mx.array
-    ) -> tuple[mx.array, mx.array]:
-        end = plan.start + plan.count
-        self.keys = with_capacity(self.keys, keys, plan.capacity)
-        self.values = with_capacity(self.values, values, plan.capacity)
-        at = mx.array([plan.start])
-        # Not `self.keys[...] = keys`: that would change the array that a snapshot holds.
-        self.keys = mx.slice_update(self.keys, keys, at, axes=(2,))
-        self.values = mx.slice_update(self.values, values, at, axes=(2,))
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-
-def finite_drafts(rows: mx.array) -> mx.array:
+def _finite_drafts(keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
     """Replace what is not finite in a tree's rows [B, K, N, head size] by 0, except in the root's.
 
     Every node attends to the root, which is committed, so it stays as the model computes it.
     """
-    kept = (rows - rows == 0) | is_root(rows.shape[2])[:, None]  # inf - inf is NaN
-    return mx.where(kept, rows, 0)
+    root = is_root(keys.shape[2])[:, None]
+    keys = mx.where((keys - keys == 0) | root, keys, 0)  # inf - inf is NaN
+    return keys, mx.where((values - values == 0) | root, values, 0)

@@ -154,7 +154,7 @@ class Target:
     @property
     def slow_calls(self) -> int:
         """Number of calls so far that took longer than others of their size: compiled, or built."""
-        return self.compiled + self._tree_call.built
+        return self._tree_call.graphs.compiled + self._tree_call.built
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

@@ -74,9 +74,9 @@ def call_on_rows(read: Backbone, cache: TreeCache) -> mx.array | None:
 
     Returns None if it does not take them.
     """
-    offset, slots = mx.zeros((_ROWS,), mx.int32), mx.zeros((_ROWS, 2), mx.int32)
+    offset, slots = mx.zeros((_ROWS,), mx.int32), mx.zeros((_ROWS, 1, 2, 1), mx.int32)
     mask = mx.ones((_ROWS, 1, 2, 4), mx.bool_)
-    cache.plan = TreePlan(offset, mask, slots, None, extent=4, capacity=4, keep=False)
+    cache.plan_call(TreePlan(offset, mask, slots, None, extent=4, capacity=4, keep=False))
     try:
         return read(mx.zeros((_ROWS, 2), mx.int32), cache=cache.layers)
     except ValueError:  # MLX cannot broadcast the mask to the scores
