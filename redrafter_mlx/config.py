@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Literal, get_args
 
 from redrafter_mlx.errors import BadInputError, meant
@@ -117,11 +118,11 @@ class SamplingParams:
                     f"{self.temperature:g}; change one of them, or leave accept at its default"
                 )
 
-    @property
+    @cached_property
     def greedy(self) -> bool:
         return self.temperature == 0
 
-    @property
+    @cached_property
     def method(self) -> AcceptMethod:
         """The acceptance method that applies: `accept`, or the first that fits the temperature."""
         return self.accept or ("greedy" if self.greedy else "sample")

@@ -75,9 +75,12 @@ class Pipeline:
     @property
     def growth(self) -> int:
         """Number of cache slots that the next step adds, those of all sequences together."""
-        rows = sum(len(step.sequences) for step in self._steps)
-        most = max((step.next_capacity for step in self._steps), default=0)
-        return rows * most - self.slots
+        rows = held = most = 0
+        for step in self._steps:
+            rows += len(step.sequences)
+            held += len(step.sequences) * step.capacity
+            most = max(most, step.next_capacity)
+        return rows * most - held
 
     def first_shape(self, sequence: Sequence, size: int) -> BeamShape:
         """Return the shape of a joining sequence's first drafts.

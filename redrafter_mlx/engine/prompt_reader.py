@@ -44,6 +44,8 @@ class PromptReader:
 
     def read(self, alone: bool) -> list[Answer]:
         """Submit a chunk of each prompt, up to the round's limit of tokens; return those read."""
+        if not self.reading:
+            return []
         self._began, self._tokens = time.perf_counter(), 0
         room = self._room(alone)
         read: list[Answer] = []
@@ -67,6 +69,8 @@ class PromptReader:
         read_at: when the results of a step were last read, see `Pipeline.read_at`. A GPU computes
           this round's chunks after that step, so no time before it is theirs
         """
+        if not read:
+            return []
         self._began = max(self._began, read_at)
         unfinished = _unfinished(read)
         if backend() != "cpu":

@@ -285,7 +285,8 @@ class Scheduler:
         for key in empty:
             del self._batches[key]
         ended = [self._policies.pop(key) for key in empty if key in self._policies]
-        if self.idle and self._in_use is not None:
+        idle = self.idle
+        if idle and self._in_use is not None:
             self._in_use.close()
             self._in_use = None
         for answer in over:
@@ -295,9 +296,9 @@ class Scheduler:
             for policy in ended:
                 self._tuning.record(policy)
             try:
-                for policy in ended if self.idle else ():
+                for policy in ended if idle else ():
                     self._tuning.measure_a_little(policy.seconds, policy.steps)
             except Exception:  # the answers were given; memory may be short
                 LOG.warning("a measurement of the machine failed", exc_info=True)
-        if self.idle:
+        if idle:
             mx.clear_cache()
