@@ -99,7 +99,7 @@ def test_a_tree_that_is_tried_once_among_plain_steps_is_built_and_one_in_use_com
 
 def test_few_sizes_that_are_not_compiled_yet_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A size that comes again soon is still compiled."""
-    monkeypatch.setattr("redrafter_mlx.target_model.compiled.MOST_GRAPHS", 12)
+    monkeypatch.setattr("redrafter_mlx.target_model.compiled.MAX_GRAPHS", 12)
     target = Target(random_model(num_hidden_layers=1))
     for rows in range(1, 31):
         for size in (rows, 40):
@@ -178,7 +178,7 @@ def test_graphs_are_bounded_over_a_long_text_of_changing_shapes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """4,000 tokens; a dropped graph is compiled again, with the same result."""
-    monkeypatch.setattr("redrafter_mlx.target_model.compiled.MOST_GRAPHS", 12)
+    monkeypatch.setattr("redrafter_mlx.target_model.compiled.MAX_GRAPHS", 12)
     target = Target(random_model(num_hidden_layers=1, max_position_embeddings=8192))
     want = logits_of(target)
     cache, _ = after_prompt(target)

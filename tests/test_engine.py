@@ -800,7 +800,7 @@ def test_answers_beyond_the_limit_wait_for_their_turn(model: nn.Module) -> None:
 def test_graphs_are_bounded_over_fifty_requests(
     model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("redrafter_mlx.target_model.compiled.MOST_GRAPHS", 10)
+    monkeypatch.setattr("redrafter_mlx.target_model.compiled.MAX_GRAPHS", 10)
     redrafter = make(model, "lookup")
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 9, rng.integers(1, 60)).tolist() for _ in range(50)]

@@ -22,10 +22,10 @@ _POWER = (
 )  # fmt: skip
 """2**f is nearly this polynomial in f, from -0.5 to 0.5: fitted in the same way, leaves 3e-9."""
 
-_LOG2_E, _LEAST, _MOST = 1.4426950408889634, -80.0, 128.0
-"""2**_LEAST is the weight of a key that a query does not see. It vanishes beside a weight of 1. It
+_LOG2_E, _LOW, _HIGH = 1.4426950408889634, -80.0, 128.0
+"""2**_LOW is the weight of a key that a query does not see. It vanishes beside a weight of 1. It
 is no smaller: where a block of a product has no other weights, sums would be subnormal, which
-take Intel's processors many times as long. 2**_MOST is infinite, as the exponential function is."""
+take Intel's processors many times as long. 2**_HIGH is infinite, as the exponential function is."""
 
 _ROUNDING = 1.5 * 2.0**23
 """Added to a float32 and subtracted again, it rounds to an integer."""
@@ -40,7 +40,7 @@ any shape broadcast every number to the whole array."""
 _FEW_SCORES = 2_500
 """With fewer scores [B, H, N, T], MLX's own attention is faster: it launches fewer operations."""
 
-_MOST_SCORES = 250_000
+_MAX_SCORES = 250_000
 """Scores that are held at once: they are written several times, so they should fit into a cache."""
 
 
@@ -94,7 +94,7 @@ def attention(
         return out
     if isinstance(mask, str):
         mask = mx.arange(T) <= mx.arange(T - N, T)[:, None]
-    rows = max(1, _MOST_SCORES // (B * H * T))
+    rows = max(1, _MAX_SCORES // (B * H * T))
     bias = None
     if mask is not None:  # added to the scores: a choice for each of them takes six times as long
         bias = mx.where(mask, 0.0, mx.finfo(mx.float32).min)
@@ -127,12 +127,12 @@ def _attention(
 
 
 def _parts_of_exp(x: mx.array, factor: float) -> tuple[mx.array, mx.array]:
-    """Return exp(x * factor), from 2**_LEAST on, as a number and the bits of a float32 to multiply.
+    """Return exp(x * factor), from 2**_LOW on, as a number and the bits of a float32 to multiply.
 
     MLX compiles one loop of operations that depend on each other in up to eleven levels, so the
     polynomial is not computed by Horner's method, which would take twelve.
     """
-    exponent = mx.clip(x * (factor * _LOG2_E), _LEAST, _MOST)
+    exponent = mx.clip(x * (factor * _LOG2_E), _LOW, _HIGH)
     whole = (exponent + _ROUNDING) - _ROUNDING
     f = exponent - whole
     squared, cubed = f * f, f * f * f

@@ -31,7 +31,7 @@ _CALLS_BEFORE_COMPILING = 4
 """Number of calls of a size before it is compiled: compiling costs about as much extra time as this
 many compiled calls save."""
 
-MOST_GRAPHS = 96
+MAX_GRAPHS = 96
 """Maximum number of graphs of one function; the least recently used ones are dropped. Batches of
 every size, over trees of every size and texts of every length, would be thousands."""
 
@@ -60,7 +60,7 @@ class CompiledGraphs(Generic[_P, _R]):
             graph = _compile(self._build)
             self.compiled += 1
         self._graphs[size] = graph
-        if len(self._graphs) > MOST_GRAPHS:
+        if len(self._graphs) > MAX_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
         return graph(*given, **named)
 
@@ -121,7 +121,7 @@ class TreeCall:
             uses = self._uses.pop(size, 0)
             if uses < _CALLS_BEFORE_COMPILING:
                 self._uses[size] = uses + 1
-                if len(self._uses) > MOST_GRAPHS:
+                if len(self._uses) > MAX_GRAPHS:
                     del self._uses[next(iter(self._uses))]
                 self.built += compiled
                 hidden = self._backbone(inputs, cache=cache.layers)

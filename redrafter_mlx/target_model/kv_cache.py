@@ -8,7 +8,7 @@ A write after attention, to move the path to its slots at once, would copy every
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -123,7 +123,8 @@ class TreeCache:
         """
         B, W, M = mask.shape
         attended = attention_mask(mask, length, _extent(bound + M))
-        self._plan_nodes(mx.broadcast_to(length[:, None] + depth, (B, W)), attended, length + M - W)
+        offset = mx.broadcast_to(length[:, None] + depth, (B, W))
+        self._plan_nodes(offset, attended, length + (M - W))
 
     def plan_forks(self, positions: mx.array, ahead: int, length: int) -> None:
         """Plan a call that appends one token to each of N forks of a text of `length` tokens.
@@ -191,12 +192,7 @@ class TreeCache:
     def take(self, index: mx.array, slots: int | None = None) -> TreeCache:
         """Return a copy of the cache with the batch rows at `index`, of the first slots or all."""
         self.flush()
-        taken = TreeCache(len(self.layers))
-        for layer, mine in zip(taken.layers, self.layers, strict=True):
-            if mine.keys is not None and mine.values is not None:
-                layer.keys = mine.keys[:, :, :slots][index]
-                layer.values = mine.values[:, :, :slots][index]
-        return taken
+        return self._mapped(lambda buffer: buffer[:, :, :slots][index])
 
     @classmethod
     def joined(cls, caches: Sequence[TreeCache]) -> TreeCache:
@@ -204,21 +200,23 @@ class TreeCache:
         whole = cls(len(caches[0].layers))
         for cache in caches:
             cache.flush()
-        for i, layer in enumerate(whole.layers):
-            mine = [cache.layers[i] for cache in caches]
-            layer.keys = concatenate_padded([each.keys for each in mine if each.keys is not None])
-            layer.values = concatenate_padded(
-                [each.values for each in mine if each.values is not None]
-            )
+        layers = zip(*(cache.layers for cache in caches), strict=True)
+        for layer, parts in zip(whole.layers, layers, strict=True):
+            layer.keys = concatenate_padded([part.keys for part in parts if part.keys is not None])
+            layer.values = concatenate_padded([p.values for p in parts if p.values is not None])
         return whole
 
     def shared(self, slots: int) -> TreeCache:
         """Return the first slots of a flushed cache; the first write copies them, and no others."""
         assert self.pending is None, "flush() first"
+        return self._mapped(lambda buffer: buffer[:, :, :slots])
+
+    def _mapped(self, function: Callable[[mx.array], mx.array]) -> TreeCache:
+        """Return a cache of what a function makes of all keys and values."""
         cache = TreeCache(len(self.layers))
         for layer, mine in zip(cache.layers, self.layers, strict=True):
             if mine.keys is not None and mine.values is not None:
-                layer.keys, layer.values = mine.keys[:, :, :slots], mine.values[:, :, :slots]
+                layer.keys, layer.values = function(mine.keys), function(mine.values)
         return cache
 
     def trim(self, slots: int) -> None:
@@ -228,19 +226,19 @@ class TreeCache:
         of the right size are not copied.
         """
         self.flush()
-        most = round_up(slots, SPARE_STEP)
+        kept = round_up(slots, SPARE_STEP)
         for layer in self.layers:
             if layer.keys is not None and layer.values is not None:
-                layer.keys = mx.contiguous(layer.keys[:, :, :most])
-                layer.values = mx.contiguous(layer.values[:, :, :most])
+                layer.keys = mx.contiguous(layer.keys[:, :, :kept])
+                layer.values = mx.contiguous(layer.values[:, :, :kept])
                 mx.eval(layer.keys, layer.values)
                 mx.clear_cache()  # MLX would hold on to the freed buffers
 
     def trimmed_size(self, slots: int) -> tuple[int, int]:
         """Return the bytes and the number of the buffers that `trim` leaves; computes nothing."""
-        most = round_up(slots, SPARE_STEP)
-        kept = [a for layer in self.layers for a in (layer.keys, layer.values) if a is not None]
-        return sum(a.nbytes // a.shape[2] * min(a.shape[2], most) for a in kept), len(kept)
+        kept = round_up(slots, SPARE_STEP)
+        found = [a for layer in self.layers for a in (layer.keys, layer.values) if a is not None]
+        return sum(a.nbytes // a.shape[2] * min(a.shape[2], kept) for a in found), len(found)
 
     def snapshot(self) -> Snapshot:
         """Return the state to restore if a step is built but not submitted.

@@ -98,10 +98,9 @@ class Target:
         self.hidden_size = int(sample.shape[-1])
         self.vocab_size = int(self._head(sample).shape[-1])
         self._try_call(windows)
-        self._read: Backbone = self._callable(self._backbone)
+        self._connect(view)
         rows = TreeCache(self.n_caches)
         self.row_masks = not self._grouped or call_on_rows(self._read, rows) is not None
-        self._tree_call = TreeCall(self._read, self._head, self._linears)
 
     def reading(self, layers: Sequence[int]) -> Target:
         """Return the same model with hidden states that include the inputs of these layers.
@@ -118,22 +117,13 @@ class Target:
         self._check_layers(layers)
         view = copy.copy(self)
         view.context_layers = tuple(layers)
-        view._read = self._callable(self._backbone)
-        head, size = (
-            self._head,
-            self.hidden_size,
-        )  # captured instead of the view, which holds the graph
-        if layers:
-            record = recording(self._backbone, layers, self.model_type)
+        record = recording(self._backbone, layers, self.model_type)
 
-            def read(tokens: mx.array, cache: Sequence[object] | None) -> mx.array:
-                seen, out = record(tokens, cache)
-                return mx.concatenate([*seen, out], axis=-1)
+        def read(tokens: mx.array, cache: Sequence[object] | None) -> mx.array:
+            seen, out = record(tokens, cache)
+            return mx.concatenate([*seen, out], axis=-1) if seen else out
 
-            view._read = self._callable(read)
-        view._tree_call = TreeCall(
-            view._read, lambda context: head(context[..., -size:]), self._linears
-        )
+        view._connect(read)
         return view
 
     @property
@@ -230,12 +220,17 @@ class Target:
         shared: Callable[[mx.array], mx.array] = restricted_to(self.embedding, tokens).as_linear
         return shared
 
-    def _callable(self, read: Backbone) -> Backbone:
-        """Return the backbone with shared cosines, row masks in the form that it takes, and caches
-        for those layers alone that keep keys.
+    def _connect(self, read: Backbone) -> None:
+        """Call `read`, whose hidden states end with those that the head takes.
+
+        It gets caches for those layers alone that keep keys, and row masks in the form it takes.
         """
         read = with_caches_of(self._keep_keys, read)
-        return self._rotations.sharing(with_grouped_masks(read) if self._grouped else read)
+        self._read = self._rotations.sharing(with_grouped_masks(read) if self._grouped else read)
+        head, size = self._head, self.hidden_size  # and not `self`, which holds the graphs
+        self._tree_call = TreeCall(
+            self._read, lambda hidden: head(hidden[..., -size:]), self._linears
+        )
 
     def _try_call(self, windows: set[int]) -> None:
         """Find out which layers keep keys, and which form of row masks the backbone takes.
