@@ -8,6 +8,7 @@ import inspect
 import json
 from pathlib import Path
 
+from redrafter_mlx.cpu.door import SharedRotations
 from redrafter_mlx.runtime.atomic_write import write_private_text
 from redrafter_mlx.runtime.device import float32_is_exact
 from redrafter_mlx.runtime.paths import cache_dir
@@ -17,7 +18,9 @@ from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.tree_check import check_trees
 from redrafter_mlx.tuning.timings import setup_of
 
-_COMPUTED_BY = tuple(Path(inspect.getfile(part)).parent for part in (Target, TokenTree))
+_COMPUTED_BY = tuple(
+    Path(inspect.getfile(part)).parent for part in (Target, TokenTree, SharedRotations)
+)
 """The folders of our code that the check runs."""
 
 
