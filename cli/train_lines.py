@@ -112,10 +112,10 @@ def print_sizes(run: TrainingRun, *, planned: bool) -> None:
     """
     console = Console(highlight=False, soft_wrap=True, markup=False)
     known, free = run.sizes(), free_disk(run.folder)
-    share = min(1.0, known.most_bytes / known.corpus_bytes)
+    share = min(1.0, known.max_bytes / known.corpus_bytes)
     steps = max(1, round(share * known.steps))
     preparing = "reading the answers" if run.job.data else "writing the corpus"
-    size = human_size(min(known.corpus_bytes, known.most_bytes))
+    size = human_size(min(known.corpus_bytes, known.max_bytes))
     if share < 1:
         tenth = " (a tenth of the free disk)" if run.job.cache_bytes is None else ""
         size += (

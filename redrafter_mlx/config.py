@@ -17,15 +17,15 @@ DType = Literal["auto", "float16", "bfloat16", "float32"]
 
 AcceptMethod = Literal["greedy", "sample", "rejection", "typical"]
 
-LEAST_TEMPERATURE = 1e-4
+MIN_TEMPERATURE = 1e-4
 """Lowest temperature that samples: log-probabilities divided by less swamp a draw's noise in
 float32, so that less is read as 0."""
 
-MOST_TEMPERATURE = 1e6
+MAX_TEMPERATURE = 1e6
 """Highest temperature: the likeliest of the filtered tokens are equally likely long before it, and
 the quotient of a filtered one stays defined in float32."""
 
-_MOST_BIAS = 1e30
+_MAX_BIAS = 1e30
 """Largest bias, up or down: divided by the lowest temperature it is still finite in float32."""
 
 _LONGEST_CONTEXT = 65_536
@@ -64,7 +64,7 @@ class BeamShape:
 class SamplingParams:
     """How a token is chosen from the target's distribution; fields mean the same as in mlx-lm.
 
-    temperature: 0 takes the likeliest token, as does anything below LEAST_TEMPERATURE
+    temperature: 0 takes the likeliest token, as does anything below MIN_TEMPERATURE
     accept: how drafts are accepted. `greedy` at temperature 0; above it `sample` (one draw from the
       target at each node, lossless), `rejection` (drafts are sampled and tested, lossless) or
       `typical` (every draft that is likely enough is accepted, not lossless). None takes the first
@@ -93,8 +93,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         make_plain(self)
-        check_number("temperature", self.temperature, low=0.0, high=MOST_TEMPERATURE)
-        if self.temperature < LEAST_TEMPERATURE:
+        check_number("temperature", self.temperature, low=0.0, high=MAX_TEMPERATURE)
+        if self.temperature < MIN_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
         check_number("top_p", self.top_p, low=0.0, high=1.0, low_excluded=True)
         check_number("min_p", self.min_p, low=0.0, high=1.0)
@@ -108,7 +108,7 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _pairs("logit_bias", self.logit_bias))
         for token, bias in self.logit_bias:
             check_int("logit_bias token", token, 0, None)
-            check_number("logit_bias", bias, low=-_MOST_BIAS, high=_MOST_BIAS)
+            check_number("logit_bias", bias, low=-_MAX_BIAS, high=_MAX_BIAS)
         if self.accept is not None:
             check_choice("accept", self.accept, AcceptMethod)
             if self.greedy != (self.accept == "greedy"):

@@ -10,7 +10,7 @@ from ctypes.util import find_library
 import pytest
 
 from redrafter_mlx import BLAS, errors
-from redrafter_mlx.config import LEAST_TEMPERATURE, BeamShape, GenerationOptions
+from redrafter_mlx.config import MIN_TEMPERATURE, BeamShape, GenerationOptions
 from redrafter_mlx.cpu.blas import THREAD_VARIABLES
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.errors import BadInputError, RedrafterError
@@ -168,4 +168,4 @@ def test_every_error_of_ours_is_caught_by_one_name() -> None:
 @pytest.mark.parametrize("temperature", [1e-8, 9e-5, 5e-324, -0.0])
 def test_a_temperature_too_low_to_draw_at_is_greedy(temperature: float) -> None:
     assert GenerationOptions(temperature=temperature).method == "greedy"
-    assert GenerationOptions(temperature=LEAST_TEMPERATURE).method == "sample"
+    assert GenerationOptions(temperature=MIN_TEMPERATURE).method == "sample"

@@ -191,7 +191,7 @@ def test_a_parked_draft_model_reads_nothing_until_it_drafts_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not at the end of an answer either; then it reads what it missed, in pieces."""
-    monkeypatch.setattr(sequence_cache, "_MOST_JOINED", 16)
+    monkeypatch.setattr(sequence_cache, "_MAX_JOINED", 16)
     model = byte_model()
     redrafter = Redrafter(
         model, byte_tokenizer(), DraftModel(truncated(model, 1), byte_tokenizer())

@@ -34,7 +34,7 @@ from redrafter_mlx.runtime.awake import kept_awake
 
 TRIAL = Estimate(
     answer_tokens=1_000_000, parameters=1, drafter_bytes=1, corpus_bytes=4 * 10**9,
-    training_bytes=1, most_bytes=40 * 10**9, memory_bytes=1, steps=5000, writing_seconds=4000.0,
+    training_bytes=1, max_bytes=40 * 10**9, memory_bytes=1, steps=5000, writing_seconds=4000.0,
     training_seconds=6000.0,
 )  # fmt: skip
 """Estimate of a trial: 4 ms a token, 1.2 s a step, four passes of 1,250 steps per 1M tokens."""

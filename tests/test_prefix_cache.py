@@ -266,7 +266,7 @@ def test_the_size_of_a_text_is_computed_once(
 def test_the_number_of_buffers_is_limited_too(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefix_cache, "_MOST_BUFFERS", 4 * 5 + 3)  # of 2 layers
+    monkeypatch.setattr(prefix_cache, "_MAX_BUFFERS", 4 * 5 + 3)  # of 2 layers
     texts = PrefixCache(10**9)
     for n in range(1, 21):
         texts.keep(read(decoder, [n] * 3), [n] * 3, None)

@@ -904,7 +904,7 @@ def test_a_trial_plans_no_larger_corpus_than_the_disk_holds(
     monkeypatch.setattr("redrafter_mlx.runtime.paths.shutil.disk_usage", lambda _: free)
     guess = run.estimate()
     assert guess.training_bytes == saved > 4 * run.recipe.parameters
-    assert guess.most_bytes == 5000
+    assert guess.max_bytes == 5000
     assert guess.corpus_bytes > 5000
 
 

@@ -38,7 +38,7 @@ _REPO = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 _UNREACHABLE = {"ConnectError", "TimeoutException", "ProxyError"}
 """Names of the HTTP client's errors without an answer; its module differs between versions."""
 
-MOST_DRAFTER_LAYERS = 8
+MAX_DRAFTER_LAYERS = 8
 """Maximum number of layers of a drafter.
 
 A repository of PyTorch files with more layers is a language model's, which needs safetensors.
@@ -211,7 +211,7 @@ def _is_drafter_config(config: Path) -> bool:
     except DamagedFileError:
         return True  # the later reader of the file reports the damage
     layers = described.get("num_hidden_layers", 0)
-    few = isinstance(layers, int) and layers <= MOST_DRAFTER_LAYERS
+    few = isinstance(layers, int) and layers <= MAX_DRAFTER_LAYERS
     return few or "draft_vocab_size" in described
 
 

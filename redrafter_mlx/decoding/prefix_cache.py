@@ -14,7 +14,7 @@ from redrafter_mlx.drafting.interface import Drafter
 
 Tokens = NDArray[np.int64]
 
-_MOST_BUFFERS = 100_000
+_MAX_BUFFERS = 100_000
 """Maximum number of buffers of all texts. Metal's allocator refuses more than about 499,000."""
 
 _CHANGED_END = 8
@@ -66,8 +66,8 @@ class PrefixCache:
     added:  number of texts that were ever kept
     """
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._entries: list[_Entry] = []
         self.nbytes, self._buffers, self.added = 0, 0, 0
 
@@ -115,9 +115,9 @@ class PrefixCache:
             self.nbytes += new.nbytes
             self._buffers += new.buffers
 
-    def shrink(self, most_bytes: int, most_buffers: int = _MOST_BUFFERS) -> None:
-        """Drop the least recently used texts until the others take at most `most_bytes`."""
-        while self._entries and (self.nbytes > most_bytes or self._buffers > most_buffers):
+    def shrink(self, max_bytes: int, max_buffers: int = _MAX_BUFFERS) -> None:
+        """Drop the least recently used texts until the others take at most `max_bytes`."""
+        while self._entries and (self.nbytes > max_bytes or self._buffers > max_buffers):
             self._drop(self._entries[0])
 
     def _best(self, prompt: Sequence[int], drafter: Drafter | None) -> tuple[_Entry | None, int]:
@@ -141,13 +141,13 @@ class PrefixCache:
         """Drop what a new text makes redundant, and what is too much; False if it is not kept."""
         shared = {other: common_prefix(other.tokens, new.tokens) for other in self._entries}
         covered = any(other.covers(new, n) for other, n in shared.items())
-        if covered or new.nbytes > self._most_bytes:
+        if covered or new.nbytes > self._max_bytes:
             return False
         most = max(shared.values(), default=0)
         for other, n in shared.items():
             if new.covers(other, n) or (n == most and new.rewrites(other, n)):
                 self._drop(other)
-        self.shrink(self._most_bytes - new.nbytes, _MOST_BUFFERS - new.buffers)
+        self.shrink(self._max_bytes - new.nbytes, _MAX_BUFFERS - new.buffers)
         return True
 
     def _drop(self, entry: _Entry) -> None:

@@ -12,10 +12,10 @@ from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
 from redrafter_mlx.target_model.cache_slots import concatenate_padded
 from redrafter_mlx.target_model.kv_cache import Snapshot, TreeCache
 
-_MOST_JOINED = 512
+_MAX_JOINED = 512
 """Maximum number of missed positions that a drafter is given in one call."""
 
-_MOST_MISSED = 512
+_MAX_MISSED = 512
 """Number of positions whose features are kept for a parked drafter."""
 
 
@@ -74,7 +74,7 @@ class SequenceCache:
         """
         self.missed += (seen,)
         features = [seen.features for seen in self.missed if seen.features is not None]
-        if not parked or sum(each.shape[1] for each in features) >= _MOST_MISSED:
+        if not parked or sum(each.shape[1] for each in features) >= _MAX_MISSED:
             self.catch_up(drafter)
 
     def catch_up(self, drafter: Drafter) -> None:
@@ -142,7 +142,7 @@ class SequenceCache:
         cache.remembered = mx.array([known], mx.int32)  # later positions belong to another text
         if known < len(tokens):
             assert not drafter.features.any, "it must have seen all that is reused"
-            ends = [*range(known + _MOST_JOINED, len(tokens), _MOST_JOINED), len(tokens)]
+            ends = [*range(known + _MAX_JOINED, len(tokens), _MAX_JOINED), len(tokens)]
             starts = [known, *ends]
             cache.missed = tuple(
                 _of_text(tokens, *piece) for piece in zip(starts, ends, strict=False)
@@ -190,7 +190,7 @@ def joined(missed: Sequence[Seen]) -> list[Seen]:
     run: list[Seen] = []
     for seen in missed:
         single = seen.tokens.shape[1] == 2
-        if run and (not single or len(run) == _MOST_JOINED):
+        if run and (not single or len(run) == _MAX_JOINED):
             pieces.append(_merged(run))
             run = []
         if single:

@@ -138,7 +138,7 @@ def first_plan(hours: float, trial: Estimate, blocks: BlockSize, spent: float) -
     share = 1 - _EVALUATING - _TIMING
     room = share * hours * 3600 - spent
     stored = trial.corpus_bytes / trial.answer_tokens
-    tokens = min(int(room / (write + train)), int(trial.most_bytes / stored))
+    tokens = min(int(room / (write + train)), int(trial.max_bytes / stored))
     if tokens < least_tokens:
         tokens, least = least_tokens, least_tokens * (write + train / PLANNED_EPOCHS)
         if least > room:

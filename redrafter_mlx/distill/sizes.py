@@ -40,7 +40,7 @@ class Sizes:
 
     answer_tokens: the requested number; of given answers, no more than there are
     corpus_bytes:  hidden states and tokens of all answer tokens on disk
-    most_bytes:    maximum size of the corpus on disk: the run's, or what there is room for
+    max_bytes:    maximum size of the corpus on disk: the run's, or what there is room for
     drafter_bytes: size of the stored weights
     training_bytes: what training will still write to disk, see `training_bytes`
     memory_bytes:  peak: target, a batch being written or trained on, states
@@ -52,7 +52,7 @@ class Sizes:
     drafter_bytes: int
     training_bytes: int
     corpus_bytes: int
-    most_bytes: int
+    max_bytes: int
     memory_bytes: int
     steps: int
     workers: int = 1
@@ -90,7 +90,7 @@ def sizes(
         drafter_bytes=2 * parameters,
         training_bytes=saved,
         corpus_bytes=stored,
-        most_bytes=most,
+        max_bytes=most,
         memory_bytes=held.most,
         steps=job.training.steps(positions_of(corpus, answers, read) / job.training.batch),
         workers=held.workers,

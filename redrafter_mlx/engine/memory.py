@@ -65,7 +65,7 @@ class MemoryBudget:
         return self.excess(self.needed(slots[0], slots[1:]) + work) <= 0
 
     @property
-    def most_tokens(self) -> int:
+    def max_prompt(self) -> int:
         """Number of tokens beyond which no prompt fits, whatever else runs."""
         return max(int((self._limit - self._weights) / self._slot), 0)
 

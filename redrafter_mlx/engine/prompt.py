@@ -72,7 +72,7 @@ class PromptEncoder:
         To encode megabytes takes a minute, after which they turn out not to fit.
         """
         nbytes = text_bytes(prompt)
-        most = self._memory.most_tokens
+        most = self._memory.max_prompt
         if self.context_length is not None:
             most = min(most, self.context_length - 1)
         if nbytes <= most or self._longest_token is None:

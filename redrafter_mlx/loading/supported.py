@@ -13,7 +13,7 @@ from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.files.folder import MAX_LAYERS, check_layers
 from redrafter_mlx.weights.files.names import holds_tokenizer
-from redrafter_mlx.weights.hub import MOST_DRAFTER_LAYERS
+from redrafter_mlx.weights.hub import MAX_DRAFTER_LAYERS
 from redrafter_mlx.weights.raw_model import is_unknown, top_level_rope
 
 
@@ -64,5 +64,5 @@ def check_supported(config: Path) -> None:
 def _may_be_drafter(config: Mapping[str, object]) -> bool:
     text = config.get("text_config")
     layers = (text if isinstance(text, Mapping) else config).get("num_hidden_layers")
-    few = not isinstance(layers, int) or layers <= MOST_DRAFTER_LAYERS
+    few = not isinstance(layers, int) or layers <= MAX_DRAFTER_LAYERS
     return few or "draft_vocab_size" in config

@@ -56,7 +56,7 @@ class Emitted:
         return sum(response.source != "model" for response in self.responses)
 
 
-_LEAST_LOGPROB = -9999.0
+_MIN_LOGPROB = -9999.0
 """Reported for tokens of probability 0, as OpenAI does: JSON has no infinity."""
 
 Deliver = Callable[[Emitted], Awaitable[None]]
@@ -127,7 +127,7 @@ def _read(step: Sequence[Response], alternatives: int) -> list[TokenLogprob]:
     """Read the log-probabilities of a step's tokens from the device."""
     read = []
     for response in step:
-        values = np.maximum(np.array(response.logprobs), _LEAST_LOGPROB)  # [V]
+        values = np.maximum(np.array(response.logprobs), _MIN_LOGPROB)  # [V]
         best = np.argpartition(-values, alternatives)[:alternatives]
         best = best[np.lexsort((best, -values[best]))]
         likeliest = tuple((int(token), float(values[token])) for token in best)

@@ -29,13 +29,13 @@ _OF_PARTS = ("$ref", "allOf", "anyOf", "dependentSchemas", "if", "oneOf")
 
 UNUSABLE = "the JSON schema cannot be used"
 
-_MOST_REFERENCES = 256
+_MAX_REFERENCES = 256
 """llguidance follows a chain of references on its stack, which is full after 750 on Linux."""
 
-_MOST_SETS = 256
+_MAX_SETS = 256
 """Maximum number of sets of properties, each a grammar of its own."""
 
-_MOST_CHARACTERS = 1000
+_MAX_CHARACTERS = 1000
 """Maximum length of a format or pattern that is tried, and remembered."""
 
 _IN_SCHEMA = "failed to compile JSON schema: "
@@ -57,8 +57,8 @@ def json_term(schema: Mapping[str, object], *, lenient: bool = False) -> str:
     try:
         copied = json.loads(json.dumps(schema, allow_nan=False))
         schemas = list(_schemas_in(copied))
-        if sum("$ref" in one for one in schemas) > _MOST_REFERENCES:
-            raise ValueError(f"it has more than {_MOST_REFERENCES} references")
+        if sum("$ref" in one for one in schemas) > _MAX_REFERENCES:
+            raise ValueError(f"it has more than {_MAX_REFERENCES} references")
         for one in schemas:
             _drop_ignored(one, lenient)
         if not any(map(_has_parts, schemas)):
@@ -94,7 +94,7 @@ def _count_properties(schema: Json, lenient: bool) -> None:
     sizes = range(least, (least if most == len(optional) else most) + 1)
     if closed and least > most:
         raise ValueError(f"it has {len(required)} to {len(named)} properties, not {low} to {high}")
-    if not closed or sum(math.comb(len(optional), size) for size in sizes) > _MOST_SETS:
+    if not closed or sum(math.comb(len(optional), size) for size in sizes) > _MAX_SETS:
         if lenient:
             schema.pop("minProperties", None)
             schema.pop("maxProperties", None)
@@ -166,7 +166,7 @@ def _supports_text(keyword: str, value: str) -> bool:
 
 def _supports(keyword: str, value: object) -> bool:
     """Whether llguidance supports this value of a keyword for strings."""
-    if not isinstance(value, str) or len(value) > _MOST_CHARACTERS:
+    if not isinstance(value, str) or len(value) > _MAX_CHARACTERS:
         return False
     return _supports_text(keyword, value)
 

@@ -34,7 +34,7 @@ from redrafter_mlx.server.tasks import (
 _MEGABYTE = 2**20
 _MAX_DISCARDED = 200 * _MEGABYTE
 
-_MOST_PLANS = 4
+_MAX_PLANS = 4
 """Replies planned at the same time. Those of clients that have left are not planned."""
 
 
@@ -54,7 +54,7 @@ class GenerationEndpoint(Generic[R]):
     metrics: Metrics
     options: ServerOptions
     ending: Ending
-    planning: Semaphore = field(default_factory=partial(Semaphore, _MOST_PLANS))
+    planning: Semaphore = field(default_factory=partial(Semaphore, _MAX_PLANS))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Cancelled only when the server is shutting down and does not wait any longer.
