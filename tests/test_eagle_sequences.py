@@ -51,11 +51,11 @@ def test_labels_follow_the_root_and_end_with_the_text() -> None:
     tokens = [*text.prompt, *text.answer.tolist()]
     batch = pad_together([text, random_text(2, 9, 2, seed=1)], 2, HIDDEN, prompts=False)
     S = batch.features.shape[1]
-    mine = [r for r in range(len(batch.sequences)) if batch.sequences[r].item() < S]
-    assert batch.sequences[mx.array(mine)].tolist() == [2, 3, 4, 5], "the roots are answer tokens"
+    mine = [r for r in range(len(batch.rows)) if batch.rows[r].item() < S]
+    assert batch.rows[mx.array(mine)].tolist() == [2, 3, 4, 5], "the roots are answer tokens"
     np.testing.assert_array_equal(batch.valid[mx.array(mine)], [[1, 1], [1, 1], [1, 0], [0, 0]])
     for row in mine:
-        i = batch.sequences[row].item()
+        i = batch.rows[row].item()
         for depth in range(2):
             if batch.valid[row, depth].item():
                 assert batch.labels[row, depth].item() == tokens[i + 2 + depth]
@@ -64,7 +64,7 @@ def test_labels_follow_the_root_and_end_with_the_text() -> None:
 
 def test_drafts_within_a_prompt_have_soft_labels_alone() -> None:
     batch = pad_together([random_text(4, 3, 2, seed=0)], 1, HIDDEN, prompts=True)
-    assert batch.sequences.tolist() == [0, 1, 2, 3, 4, 5]
+    assert batch.rows.tolist() == [0, 1, 2, 3, 4, 5]
     assert batch.hard.tolist() == [False, False, True, True, True, True]
     read = pad_together([random_text(4, 3, 2, seed=0, hard=False)], 1, HIDDEN, prompts=True)
     assert not any(read.hard.tolist())

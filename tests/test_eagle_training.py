@@ -69,7 +69,7 @@ def test_logits_in_training_are_those_of_drafting(
     embedding = Target(model).embedding
     trained = [np.array(x) for x in unrolled_logits(network, embedding, head, batch)]
     compared = 0
-    for row, position in enumerate(batch.sequences.tolist()):
+    for row, position in enumerate(batch.rows.tolist()):
         b, i = divmod(position, S)
         tokens = [*texts[b].prompt, *texts[b].answer.tolist()]
         width = batch.features.shape[-1]
@@ -93,7 +93,7 @@ def test_soft_labels_are_the_targets_probabilities_of_the_label(model: nn.Module
     texts = written_texts(target)
     batch = pad_together(texts, 3, HIDDEN, prompts=False)
     teacher, S, compared = student.teacher(batch.states), batch.features.shape[1], 0
-    for row, position in enumerate(batch.sequences.tolist()):
+    for row, position in enumerate(batch.rows.tolist()):
         b, i = divmod(position, S)
         for depth in range(3):
             if batch.valid[row, depth].item():
