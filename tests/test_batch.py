@@ -326,7 +326,9 @@ def test_sequences_that_are_paused_go_on_as_if_alone(shape: BeamShape, ahead: bo
                 if row.status in (Status.RUNNING, Status.PAUSED):
                     row.status = Status.PAUSED if rng.random() < 0.4 else Status.RUNNING
             still = [row for row in paused if row.status is Status.PAUSED]
+            most = batch.slots + batch.growth
             assert not set(batch.advance().results) & {*still}
+            assert batch.slots <= most, "more than was foreseen"
         for each in sequences:
             want = [r.tokens for r in each.alone(decoder).results]
             assert [r.tokens for r in each.results] == want

@@ -302,6 +302,33 @@ def test_a_caller_that_stops_reading_may_cancel_its_paused_answer(model: nn.Modu
     redrafter.close()
 
 
+def test_a_paused_answer_goes_on_after_others_have_ended_by_themselves(model: nn.Module) -> None:
+    """At an end of text, when their next step was submitted already."""
+    redrafter = make(model, None)
+    want = tokens_of(redrafter, [1, 2, 3], max_tokens=200)
+    read = redrafter.stream([1, 2, 3], max_tokens=200, logprobs=True)
+    first = next(read)
+    other = redrafter.generate([4, 5], max_tokens=5000, temperature=1.0, seed=1)
+    assert other.finish_reason == "stop"
+    assert len(other.token_ids) > 150
+    assert [first.token, *(response.token for response in read)] == want
+    redrafter.close()
+
+
+def test_one_caller_may_read_more_answers_in_turn_than_run_at_once(model: nn.Module) -> None:
+    """Those that it reads too slowly do not pause for ever in the places of the others."""
+    redrafter = make(model, None, max_batch=2)
+    want = [tokens_of(redrafter, prompt, max_tokens=150) for prompt in PROMPTS[:3]]
+    reads = [redrafter.stream(p, max_tokens=150, logprobs=True) for p in PROMPTS[:3]]
+    turns: list[tuple[Response, ...]] = []
+    reader = threading.Thread(target=lambda: turns.extend(zip(*reads, strict=True)), daemon=True)
+    reader.start()
+    reader.join(DEADLINE)
+    assert not reader.is_alive()
+    assert [[response.token for response in read] for read in zip(*turns, strict=True)] == want
+    redrafter.close()
+
+
 # Prompts
 
 
@@ -659,6 +686,25 @@ def test_an_answer_ends_where_memory_does_and_others_go_on(
     assert 1024 < max(held) <= most
     assert "memory ran out" in caplog.text
     assert len(tokens_of(redrafter, [1, 2], max_tokens=3)) == 3
+    redrafter.close()
+
+
+def test_where_memory_ends_a_paused_answer_is_not_ended_for_one_that_grows(
+    model: nn.Module,
+) -> None:
+    """It takes no step to end with, so that the other would grow beyond all limits."""
+    redrafter = make(model, None, prefix_bytes=0)
+    paused = redrafter.stream([3, 4, 5], max_tokens=1000, logprobs=True)
+    growing = redrafter.stream([1, 2], max_tokens=700)
+    for _ in range(800):
+        next(paused)
+    next(growing)
+    mx.synchronize()
+    limit_to(redrafter, CAPACITY_STEP)
+    last = [*growing][-1]
+    assert last.generation_tokens < 700
+    limit_to(redrafter, 4000)
+    assert len([*paused]) == 200
     redrafter.close()
 
 

@@ -70,13 +70,14 @@ class Pipeline:
     @property
     def slots(self) -> int:
         """Number of cache slots that all sequences together hold."""
-        return sum(len(step.sequences) * step.capacity for step in self._steps)
+        steps = (*self._paused, *self._steps)
+        return sum(len(step.sequences) * step.capacity for step in steps)
 
     @property
     def growth(self) -> int:
         """Number of cache slots that the next step adds, those of all sequences together."""
         rows = held = most = 0
-        for step in self._steps:
+        for step in (*self._steps, *self._coming_back):
             rows += len(step.sequences)
             held += len(step.sequences) * step.capacity
             most = max(most, step.next_capacity)
@@ -143,11 +144,14 @@ class Pipeline:
 
     def _take_back(self) -> None:
         """Let the paused sequences join that are running again, or have ended."""
-        paused = [step for step in self._paused if step.with_status(Status.PAUSED)]
-        if len(paused) < len(self._paused):
-            self._steps += [step for step in self._paused if step not in paused]
-            self._paused = paused
+        if coming_back := self._coming_back:
+            self._steps += coming_back
+            self._paused = [step for step in self._paused if step not in coming_back]
             self.skip_timing()
+
+    @property
+    def _coming_back(self) -> list[BuiltStep]:
+        return [step for step in self._paused if not step.with_status(Status.PAUSED)]
 
     def _order(self) -> Order:
         """Choose the order of the next step: the host waits as little as the step allows.
@@ -314,9 +318,8 @@ class Pipeline:
             self.skip_timing()  # of a step with a row that is of no use
             gone = {sequence for sequence, _ in ended}
             left = [None if s in gone else s for s in self._steps[0].sequences]
-            self._steps = [self._steps[0]._replace(sequences=left)]
-        if not self.sequences:
-            self._steps = []  # nobody reads the step that was submitted
+            step = self._steps[0]._replace(sequences=left)
+            self._steps = [step] if step.going_on() else []  # or nobody reads it
         return ended
 
     def _skip_slow_calls(self, before: int) -> None:

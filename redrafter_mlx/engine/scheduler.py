@@ -214,10 +214,7 @@ class Scheduler:
     def _advance(self, paused: bool) -> list[Answer]:
         """Take a step of every batch; return the answers that are over."""
         over = []
-        for answer in self._running:
-            answer.update_status()
-        if self._running and all(answer.status is Status.PAUSED for answer in self._running):
-            time.sleep(_PAUSE)
+        self._update_statuses()
         batches = [batch for batch in self._batches.values() if batch.sequences]
         slots = 0
         for batch in batches:
@@ -241,6 +238,23 @@ class Scheduler:
                     self._keep(answer, cache, [*answer.request.prompt, *answer.text.tokens[:-1]])
         return over
 
+    def _update_statuses(self) -> None:
+        """Finish the answers that are over, and pause those whose callers are behind.
+
+        Where all would pause, they go on if another answer waits for their places: one caller may
+        read all of them in turn.
+        """
+        for answer in self._running:
+            answer.update_status()
+        paused = [answer for answer in self._running if answer.status is Status.PAUSED]
+        if self._prompts.reading or len(paused) < len(self._running):
+            return
+        if self._waiting:
+            for answer in paused:
+                answer.status = Status.RUNNING
+        elif paused:
+            time.sleep(_PAUSE)
+
     def _give_up(self, batch: Pipeline, error: RedrafterError) -> list[Answer]:
         """End the answers of a batch that cannot go on, as their drafter failed; return them."""
         batch.abandon()
@@ -252,7 +266,7 @@ class Scheduler:
 
     def _end_longest(self) -> None:
         """End the longest running answer with its next token: no memory is left to grow."""
-        running = [answer for answer in self._running if not answer.over]
+        running = [a for a in self._running if a.status in (Status.RUNNING, Status.PREFILL)]
         if running:
             longest = max(running, key=lambda answer: answer.committed)
             longest.text.end_soon()
