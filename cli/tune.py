@@ -57,7 +57,7 @@ def command(
     """Profile the target's forward cost (1 to 32 query rows) and drafting, and pick a beam shape.
 
     The shape of the drafts is chosen by this, step by step. Without it, times are assumed at first
-    and measured bit by bit after answers. Takes some seconds; leave the machine alone meanwhile.
+    and corrected by what steps take. Takes up to a minute; leave the machine alone meanwhile.
 
     On a Linux CPU with several BLAS libraries it finds the fastest first, used from then on.
 
@@ -84,7 +84,7 @@ def command(
 
     costs = tuning.costs
     ways = ways_to_draft(loaded, costs, _CONTEXT, loading.given, raw=raw)
-    kept = str(tuning.setup.path) if tuning.kept else None
+    kept = str(tuning.file) if tuning.kept else None
     why = "cannot be written" if tuning.stores else "is not for drafters of your own code"
     if as_json:
         best = _best(expected)
@@ -111,7 +111,7 @@ def command(
             describe_choice(expected),
             "",
             describe_advice(ways, training_estimate(loaded, costs)),
-            f"kept in {kept}" if kept else f"not kept: {tuning.setup.path} {why}",
+            f"kept in {kept}" if kept else f"not kept: {tuning.file} {why}",
         ]
         print("\n".join(lines), flush=True)
     if plot is not None:
@@ -127,7 +127,7 @@ def measure(
 
     Raises BadInputError if there is no shape to choose.
     """
-    from redrafter_mlx.tuning.batch_policy import BatchPolicy
+    from redrafter_mlx.tuning.policy import TunedPolicy
 
     tuning = loaded.tuning
     if tuning is None:
@@ -147,7 +147,7 @@ def measure(
             ):
                 acceptance.learn(step)
         progress("drafts", 100 * i // len(prompts), 100)
-    return tuning, BatchPolicy(tuning.costs, acceptance).expected_rates(_CONTEXT)
+    return tuning, TunedPolicy(tuning.costs, acceptance).expected_rates(_CONTEXT)
 
 
 def describe_choice(expected: ExpectedRates) -> str:

@@ -16,8 +16,8 @@ from simulated import cliff, timings_of_batches
 
 import redrafter_mlx  # noqa: F401
 from redrafter_mlx.loading.target import LoadedTarget, load_target
-from redrafter_mlx.tuning.learned import Learned
-from redrafter_mlx.tuning.timings import Setup, Timings
+from redrafter_mlx.tuning.store import Record
+from redrafter_mlx.tuning.timings import Setup
 
 # MLX's CPU backend compiles kernels into files there, and two processes must not write the same.
 SCRATCH = tempfile.mkdtemp(prefix="redrafter-mlx-tests-")
@@ -58,12 +58,12 @@ def known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     known = timings_of_batches(cliff(8))
 
-    def saved(setup: Setup) -> Timings:
-        return replace(known, setup=setup)
+    def saved(setup: Setup, values: str) -> Record:
+        del values
+        return Record(replace(known, setup=setup))
 
-    monkeypatch.setattr("redrafter_mlx.tuning.tuner.saved_timings", saved)
-    monkeypatch.setattr("redrafter_mlx.tuning.tuner.saved_learned", lambda *_: Learned())
-    monkeypatch.setattr("redrafter_mlx.tuning.tuner.save_learned", lambda *_: None)
+    monkeypatch.setattr("redrafter_mlx.tuning.tuner.saved_record", saved)
+    monkeypatch.setattr("redrafter_mlx.tuning.tuner.save_record", lambda *_, **__: True)
 
 
 @pytest.fixture(scope="session")

@@ -16,16 +16,10 @@ from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.drafting.ngram import NgramIndex
 from redrafter_mlx.response import Source, StepResult
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics, accepted_within, bounds
-from redrafter_mlx.tuning.batch_policy import BatchPolicy
-from redrafter_mlx.tuning.cost_model import (
-    BATCH_LENGTHS,
-    BATCH_ROWS,
-    BATCHES,
-    ROWS,
-    CostModel,
-    cost_model,
-)
-from redrafter_mlx.tuning.step_times import StepTimes
+from redrafter_mlx.tuning.corrections import Corrections
+from redrafter_mlx.tuning.cost import CostModel, cost_model
+from redrafter_mlx.tuning.policy import TunedPolicy
+from redrafter_mlx.tuning.profile import BATCH_LENGTHS, BATCH_ROWS, BATCHES, ROWS
 from redrafter_mlx.tuning.timings import Case, Setup, Timings
 
 SETUP = Setup("chip", "model", "drafter", "float32", "0.0", "none")
@@ -51,7 +45,7 @@ def timings(
     shapes = [(w, n) for w in range(1, widest + 1) for n in range(2, longest + 1)]
     seconds |= {("draft", w, n): drafting(w, n) / 1e3 for w, n in shapes}
     seconds |= {("overhead", 1, 1): 0.5e-3, ("overhead", 1, 2): 1e-3, ("overhead", 2, 4): 1e-3}
-    return Timings(SETUP, seconds, spread=0.02, complete=True)
+    return Timings(SETUP, seconds, spread=0.02)
 
 
 def timings_of_batches(
@@ -229,9 +223,9 @@ class AnswerPolicy:
         self,
         costs: CostModel,
         acceptance: AcceptanceStatistics | None = None,
-        times: StepTimes | None = None,
+        times: Corrections | None = None,
     ) -> None:
-        self.batch = BatchPolicy(costs, acceptance, times)
+        self.batch = TunedPolicy(costs, acceptance, times)
         self._row = sequence()
 
     @property

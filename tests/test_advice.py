@@ -20,7 +20,7 @@ from redrafter_mlx.config import PLAIN
 from redrafter_mlx.distill.estimate import Estimate
 from redrafter_mlx.loading.load import load
 from redrafter_mlx.tuning.advice import LOOKUP, NOTHING, TRAINED, Kind, expected_speed, published
-from redrafter_mlx.tuning.cost_model import CostModel
+from redrafter_mlx.tuning.cost import CostModel
 
 CHEAP = machine(cliff(8))
 DEAR = machine(lambda rows: 20.0 * rows)

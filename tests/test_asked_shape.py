@@ -14,6 +14,7 @@ from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.tuning.store import Record
 from redrafter_mlx.tuning.timings import Setup, Timings
 from redrafter_mlx.verification import verify
 
@@ -84,10 +85,11 @@ def on_machine(
 ) -> Redrafter:
     """Return a model with a drafter, on a machine with the measurements `known`."""
 
-    def saved(setup: Setup) -> Timings:
-        return replace(known, setup=setup)
+    def saved(setup: Setup, values: str) -> Record:
+        del values
+        return Record(replace(known, setup=setup))
 
-    monkeypatch.setattr("redrafter_mlx.tuning.tuner.saved_timings", saved)
+    monkeypatch.setattr("redrafter_mlx.tuning.tuner.saved_record", saved)
     return Redrafter(byte_model(seed=1), byte_tokenizer(), drafter, lookup=lookup)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from simulated import (
@@ -21,13 +23,14 @@ from simulated import (
 
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.decoding.proposal import Drafted
+from redrafter_mlx.drafting.continuation import Kind
 from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
-from redrafter_mlx.tuning.batch_policy import BatchPolicy
+from redrafter_mlx.tuning.budget import ProbeBudget
 from redrafter_mlx.tuning.candidates import candidates
-from redrafter_mlx.tuning.cost_model import CostModel, cost_model
-from redrafter_mlx.tuning.probe_budget import ProbeBudget
-from redrafter_mlx.tuning.step_times import StepTimes
+from redrafter_mlx.tuning.corrections import Corrections
+from redrafter_mlx.tuning.cost import CostModel, cost_model
+from redrafter_mlx.tuning.policy import TunedPolicy
 
 LATE = 2
 """Steps between the choice of a shape and the first result with it, as in the decoding loop."""
@@ -57,7 +60,7 @@ def decode(
     costs: CostModel,
     texts: Sequence[Text],
     steps: int = 120,
-    policy: BatchPolicy | None = None,
+    policy: TunedPolicy | None = None,
     dearer: float = 1.0,
     compiling: float = 0.0,
     compiled: set[BeamShape] | None = None,
@@ -69,7 +72,7 @@ def decode(
     is not `compiled` takes longer by the share `compiling`, and reports no time. The policy sees
     times that are `slowness` times as long, by the step's index.
     """
-    policy = policy or BatchPolicy(costs, AcceptanceStatistics(candidates(costs, batches=(1, 8))))
+    policy = policy or TunedPolicy(costs, AcceptanceStatistics(candidates(costs, batches=(1, 8))))
     rows, unread, taken = [sequence() for _ in texts], [], []
     compiled = set() if compiled is None else compiled
     for i in range(steps):
@@ -109,12 +112,12 @@ def test_drafts_that_cost_more_than_was_measured_are_given_up(batch: int) -> Non
 
 def test_answers_that_join_a_batch_do_not_make_it_forget_what_drafts_cost() -> None:
     """Eight at once did, and drafts that did not pay were used until they were compared again."""
-    times = StepTimes()
+    times = Corrections()
     for _ in range(9):
         times.of(8).learn(1, 1.0, 1.0)
         times.of(8).learn(1, 1.0, 1.0)
         times.of(8).learn(2, 1.0, 1.5)
-    policy = BatchPolicy(FREE, AcceptanceStatistics(candidates(FREE, batches=(1, 8))), times)
+    policy = TunedPolicy(FREE, AcceptanceStatistics(candidates(FREE, batches=(1, 8))), times)
     for _ in range(8):
         policy.begin_answer()
     assert times.of(8).known(2)
@@ -125,12 +128,12 @@ def test_drafts_of_a_batch_are_compared_with_plain_steps_in_time() -> None:
     """Plain steps and acceptance are known from earlier; nothing else contradicts the costs."""
     costs, texts = batches_of(lambda _: 100.0), [Text(0.6, i) for i in range(8)]
     acceptance = AcceptanceStatistics(candidates(costs, batches=(1, 8)))
-    decode(costs, texts, 120, BatchPolicy(costs, acceptance))
-    times = StepTimes()
+    decode(costs, texts, 120, TunedPolicy(costs, acceptance))
+    times = Corrections()
     for _ in range(9):
         times.of(8).learn(1, 1.0, 1.0)
-    times = StepTimes.from_record(times.to_record())  # another process goes on
-    policy = BatchPolicy(costs, acceptance, times)
+    times = Corrections.from_record(times.to_record())  # another process goes on
+    policy = TunedPolicy(costs, acceptance, times)
     steps = decode(costs, texts, 160, policy, dearer=2.5)
     assert sum(step.shape == PLAIN for step in steps[100:]) > 0.8 * len(steps[100:])
 
@@ -143,10 +146,10 @@ def answer(
     `dearer` is by how much drafted steps cost more than expected, by the answer's index.
     """
     acceptance = AcceptanceStatistics(candidates(costs, batches=(1, 8)))
-    times, budget, compiled, taken = StepTimes(), ProbeBudget(), set[BeamShape](), list[Taken]()
+    times, budget, compiled, taken = Corrections(), ProbeBudget(), set[BeamShape](), list[Taken]()
     for number in range(answers):
         acceptance = acceptance.continued(acceptance.shapes)
-        policy = BatchPolicy(costs, acceptance, times, budget)
+        policy = TunedPolicy(costs, acceptance, times, budget)
         texts = [Text(0.55, 100 * number + i) for i in range(batch)]
         factor = dearer(number)
         taken += decode(costs, texts, SHORT, policy, factor, compiling=0.6, compiled=compiled)
@@ -242,10 +245,11 @@ def test_the_chosen_shape_is_the_best_of_all_within_three_percent(batch: int) ->
 
 def test_the_largest_batch_decides_and_a_row_that_leaves_frees_its_share() -> None:
     """One policy serves all batch sizes: each step uses the current size."""
-    policy = BatchPolicy(CLIFF, AcceptanceStatistics(candidates(CLIFF, batches=(1, 8))))
-    nodes = [decode(CLIFF, [Text(0.9)] * n, 60, policy)[-1].shape.nodes for n in (8, 2, 1, 8)]
+    policy = TunedPolicy(CLIFF, AcceptanceStatistics(candidates(CLIFF, batches=(1, 8))))
+    taken = [decode(CLIFF, [Text(0.9)] * n, 60, policy)[-20:] for n in (8, 2, 1, 8)]
+    nodes = [statistics.mode([step.shape.nodes for step in steps]) for steps in taken]
     assert nodes[0] == nodes[3] <= 2 < nodes[1] <= 8 <= nodes[2] <= 16
-    assert policy.most_rows == 8
+    assert policy.max_batch == 8
 
 
 def test_what_was_not_measured_costs_in_proportion_to_the_last_that_was() -> None:
@@ -254,7 +258,7 @@ def test_what_was_not_measured_costs_in_proportion_to_the_last_that_was() -> Non
     assert known.verify(2, 16, 8) == known.verify(16, 128)
     assert known.drafting(4, 4, 8) == pytest.approx(8 * known.drafting(4, 4))
     assert known.drafting(1, 4, 4) == known.drafting(4, 4)
-    assert known.most_nodes == FREE.most_nodes == 32
+    assert known.max_nodes == FREE.max_nodes == 32
 
 
 def test_attention_is_paid_by_every_row_up_to_the_longest() -> None:
@@ -263,10 +267,12 @@ def test_attention_is_paid_by_every_row_up_to_the_longest() -> None:
     # 1,024 tokens of eight short texts are as many as those of one long text.
     of_seven = LINEAR.verify(4, 8 * 128) - LINEAR.verify(4, 128)
     assert LINEAR.verify(4, 128, 8) - LINEAR.verify(32, 128) == pytest.approx(of_seven)
-    policies = [BatchPolicy(LINEAR, AcceptanceStatistics([BeamShape(1, 3)])) for _ in range(2)]
-    for policy, lengths in zip(policies, ([128, 4096], [4096, 4096]), strict=True):
-        policy.propose([sequence(n) for n in lengths])
-    assert policies[0]._costs.seconds.tolist() == policies[1]._costs.seconds.tolist()
+    long = tuple((rows, seconds + 0.005 * rows) for rows, seconds in LINEAR.short)
+    chosen = []
+    for lengths in ([128, 128], [128, 8192], [8192, 8192]):
+        policy = TunedPolicy(replace(LINEAR, long=long), AcceptanceStatistics([BeamShape(1, 3)]))
+        chosen.append(policy.propose([sequence(n) for n in lengths]).shape)
+    assert chosen == [BeamShape(1, 3), PLAIN, PLAIN]
 
 
 def test_measured_batches_change_nothing_for_one_sequence() -> None:
@@ -291,7 +297,7 @@ def test_a_step_of_a_batch_is_forgotten_as_fast_as_that_of_one_row() -> None:
 
 def test_rows_with_a_grammar_or_penalties_tell_nothing_of_others() -> None:
     """They still determine the drafts of their own rows."""
-    policy = BatchPolicy(CLIFF, AcceptanceStatistics(candidates(CLIFF)))
+    policy = TunedPolicy(CLIFF, AcceptanceStatistics(candidates(CLIFF)))
     before = policy.acceptance.tokens().tolist()
     rows, text = [sequence(biased=True)], Text(0.0, 1)
     chosen = []
@@ -304,7 +310,7 @@ def test_rows_with_a_grammar_or_penalties_tell_nothing_of_others() -> None:
 
 
 def test_answers_with_a_grammar_continue_from_what_earlier_ones_learned() -> None:
-    first = BatchPolicy(CLIFF, AcceptanceStatistics(candidates(CLIFF)))
+    first = TunedPolicy(CLIFF, AcceptanceStatistics(candidates(CLIFF)))
     rows, text = [sequence(biased=True)], Text(0.0, 1)
     for _ in range(80):
         shape = first.propose(rows).shape
@@ -312,7 +318,7 @@ def test_answers_with_a_grammar_continue_from_what_earlier_ones_learned() -> Non
 
     def largest(biased: AcceptanceStatistics | None) -> int:
         first.acceptance.biased = biased
-        policy = BatchPolicy(CLIFF, first.acceptance)
+        policy = TunedPolicy(CLIFF, first.acceptance)
         shapes = []
         for _ in range(5):
             policy.learn(rows, [step_result(PLAIN, [0], [0], [0])])
@@ -325,7 +331,7 @@ def test_answers_with_a_grammar_continue_from_what_earlier_ones_learned() -> Non
 @pytest.mark.parametrize("batch", [1, 2, 8])
 def test_steps_that_cannot_be_timed_are_drafted_all_the_same(batch: int) -> None:
     """They share the device with another group, or with prompts that are read."""
-    policy = BatchPolicy(FREE, AcceptanceStatistics(candidates(FREE, batches=(1, 8))))
+    policy = TunedPolicy(FREE, AcceptanceStatistics(candidates(FREE, batches=(1, 8))))
     rows, texts = [sequence() for _ in range(batch)], [Text(0.9, i) for i in range(batch)]
     shapes = []
     for _ in range(40):
@@ -335,12 +341,12 @@ def test_steps_that_cannot_be_timed_are_drafted_all_the_same(batch: int) -> None
 
 
 def test_an_answer_that_joins_a_batch_copies_again() -> None:
-    policy = BatchPolicy(FREE, AcceptanceStatistics(()))
-    copies, text = policy.acceptance.copies, repeating(1)
+    policy = TunedPolicy(FREE, AcceptanceStatistics(()))
+    trust, text = policy.acceptance.trust, repeating(1)
     row = sequence(len(text), NgramIndex(Lookup(), text))
     policy.propose([row])
     for _ in range(40):
-        copies.learn(8, 1.0, 0.0)
+        trust.learn("long match", 1.0, 0.0)
     assert policy.revise([row], [Drafted(PLAIN)]) == [None]
     for _ in range(3):
         policy.begin_answer()
@@ -353,7 +359,7 @@ def repeating(seed: int) -> list[int]:
 
 
 def test_rows_copy_what_their_own_text_repeats_and_others_keep_their_drafts() -> None:
-    policy = BatchPolicy(CLIFF, AcceptanceStatistics(candidates(CLIFF, batches=(1, 8))))
+    policy = TunedPolicy(CLIFF, AcceptanceStatistics(candidates(CLIFF, batches=(1, 8))))
     texts = [repeating(1), list(range(90)), repeating(2)]
     rows = [sequence(len(text), NgramIndex(Lookup(), text)) for text in texts]
     drafted = [Drafted(policy.propose(rows).shape)] * 3
@@ -369,7 +375,7 @@ def test_a_row_that_ended_takes_its_planned_copies_along() -> None:
     """Otherwise the next result would be matched with the wrong plan."""
 
     def trust(*, other: bool) -> float:
-        policy = BatchPolicy(FREE, AcceptanceStatistics(()))
+        policy = TunedPolicy(FREE, AcceptanceStatistics(()))
         rows = [sequence(120, NgramIndex(Lookup(), repeating(seed))) for seed in (1, 2)]
         policy.propose(rows)
         for row in rows if other else rows[1:]:
@@ -380,7 +386,7 @@ def test_a_row_that_ended_takes_its_planned_copies_along() -> None:
             rows[1:], [step_result(plan.shape, [0] * len(nodes), nodes, [0], from_host=True)]
         )
         policy.learn([], [])
-        return policy.acceptance.copies.trust(8)
+        return policy.acceptance.trust.of("long match")
 
     assert trust(other=True) == trust(other=False) < 1
 
@@ -390,10 +396,10 @@ def test_no_copy_is_planned_where_plain_steps_need_not_wait_for_one(batch: int) 
     """For texts of a few different tokens, and copies that were trusted more or less."""
     rng, counts = random.Random(batch), {True: 0, False: 0}
     for _ in range(200):
-        policy = BatchPolicy(FREE, AcceptanceStatistics(()))
+        policy = TunedPolicy(FREE, AcceptanceStatistics(()))
         held = rng.random()
-        for matched in (3, 8):
-            policy.acceptance.copies.learn(matched, 5.0, 5.0 * held)
+        for kind in get_args(Kind):
+            policy.acceptance.trust.learn(kind, 5.0, 5.0 * held)
         texts = [[rng.randrange(5) for _ in range(rng.randrange(2, 30))] for _ in range(batch)]
         rows = [sequence(len(text), NgramIndex(Lookup(3), text)) for text in texts]
         policy.propose(rows)
@@ -409,7 +415,7 @@ def test_no_copy_is_planned_where_plain_steps_need_not_wait_for_one(batch: int) 
 
 
 def test_one_match_in_a_batch_that_hardly_pays_lets_no_row_wait() -> None:
-    policy = BatchPolicy(TWO_CORES, AcceptanceStatistics(()))
+    policy = TunedPolicy(TWO_CORES, AcceptanceStatistics(()))
     matching = sequence(5, NgramIndex(Lookup(3), [1, 2, 3, 1, 2]))
     others = [sequence(9, NgramIndex(Lookup(3), range(9))) for _ in range(7)]
     policy.propose([matching])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,7 +12,7 @@ from simulated import AnswerPolicy, cliff, machine, step_result
 from redrafter_mlx.config import PLAIN
 from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
-from redrafter_mlx.tuning.cost_model import CostModel
+from redrafter_mlx.tuning.cost import CostModel
 
 COSTS = machine(cliff(16))
 
@@ -20,15 +20,23 @@ COSTS = machine(cliff(16))
 class Machine:
     """Every step takes `slowness` times its modelled cost, one with copies also `dearer` times."""
 
-    def __init__(self, costs: CostModel, slowness: float = 1.0, dearer: float = 1.0) -> None:
-        self.policy = AnswerPolicy(costs, AcceptanceStatistics(()))
-        self._costs, self._slowness, self._dearer = costs, slowness, dearer
+    def __init__(
+        self,
+        costs: CostModel,
+        slowness: float = 1.0,
+        dearer: float = 1.0,
+        of_nodes: Callable[[int], bool] = lambda _: True,
+    ) -> None:
+        """`of_nodes`: which trees are `dearer`."""
+        self.policy, self.dearer = AnswerPolicy(costs, AcceptanceStatistics(())), dearer
+        self._costs, self._slowness, self._of_nodes = costs, slowness, of_nodes
 
     def step(self, rows: int) -> float:
         """Return the seconds of a step; a step with one row has no copies."""
         seconds = self._costs.step(PLAIN, 0)
         if rows > 1:
-            seconds = self._dearer * (self._costs.verify(rows, 0) + self._costs.overhead(1))
+            seconds = self._costs.verify(rows, 0) + self._costs.overhead(1)
+            seconds *= self.dearer if self._of_nodes(rows) else 1.0
         return self._slowness * seconds
 
 
@@ -92,12 +100,20 @@ def test_a_copy_is_not_taken_where_its_rows_cost_more_than_it_saves() -> None:
 
 
 @pytest.mark.parametrize("slowness", [1.0, 7.0])
-@pytest.mark.parametrize("dearer", [1.0, 2.0])
+@pytest.mark.parametrize("dearer", [1.0, 2.0, 20.0])
 def test_what_copies_cost_is_learned_from_their_steps(slowness: float, dearer: float) -> None:
     """Judged relative to other steps: a machine slower than measured is slower for all of them."""
     machine = Machine(COSTS, slowness, dearer)
     copying(machine, half_repeated(), 60)
-    assert machine.policy.acceptance.copies.cost(8) == pytest.approx(dearer)
+    _, copies, _ = copying(machine, half_repeated(), 60)
+    assert copies == copies_of(dearer)
+    assert (copies > 40) == (dearer < 20.0)
+
+
+def copies_of(dearer: float) -> int:
+    machine = Machine(COSTS, 1.0, dearer)
+    copying(machine, half_repeated(), 60)
+    return copying(machine, half_repeated(), 60)[1]
 
 
 def test_copies_that_take_more_time_than_they_save_are_soon_left_alone() -> None:
@@ -108,48 +124,49 @@ def test_copies_that_take_more_time_than_they_save_are_soon_left_alone() -> None
 
 
 def test_copies_that_were_too_dear_are_tried_again_in_later_answers() -> None:
-    copies = Machine(COSTS).policy.acceptance.copies
-    assumed = copies.cost(4)
-    for _ in range(20):
-        copies.learn_cost(4, 20.0)
-    assert copies.cost(4) == copies.cost(2) == 20.0
-    assert copies.cost(32) < assumed, "a long one is worth a try"
+    machine = Machine(COSTS, dearer=20.0)
+    copying(machine, half_repeated(), 60)
+    assert copying(machine, page() * 12, 60)[1] < 10
+    machine.dearer = 1.0
     for _ in range(5):
-        copies.begin_answer()
-    assert copies.cost(4) == assumed
+        machine.policy.batch.begin_answer()
+    steps, copies, _ = copying(machine, page() * 12, 60)
+    assert copies > 0.8 * steps
 
 
-def test_what_long_copies_cost_says_little_about_short_ones() -> None:
+@pytest.mark.parametrize("long_ones", [False, True])
+def test_what_long_copies_cost_says_little_about_short_ones(long_ones: bool) -> None:
     """A profile may be wrong about one of them: it was measured in seconds, on a busy machine."""
-    copies = Machine(COSTS).policy.acceptance.copies
-    for _ in range(9):
-        copies.learn_cost(4, 1.1)
-        copies.learn_cost(32, 0.5)
-        copies.learn_cost(31, 0.5)
-    assert copies.cost(3) == copies.cost(4) == 1.1
-    assert copies.cost(32) == copies.cost(17) == 0.5
-    assert copies.cost(8) == 0.5, "as most steps with copies"
+    short = [t for i in range(200) for t in (1, 2, 3, 4, 5, 6, 1000 + i)]
+    machine = Machine(COSTS, dearer=20.0, of_nodes=lambda nodes: (nodes > 16) == long_ones)
+    copying(machine, short, 60)
+    copying(machine, half_repeated(), 60)
+    _, of_short, _ = copying(machine, short, 60)
+    _, copies, accepted = copying(machine, half_repeated(), 60)
+    assert (of_short > 50) == long_ones
+    assert copies > 25
+    assert (accepted > 10 * copies) != long_ones
 
 
 def test_one_long_copy_that_fails_does_not_end_copying() -> None:
     """Not within the text, and even less in the next one."""
-    copies = Machine(COSTS).policy.acceptance.copies
-    copies.learn(8, 0.9, 0.0)
-    assert copies.trust(8) > 0.5
+    trust = Machine(COSTS).policy.acceptance.trust
+    trust.learn("long match", 0.9, 0.0)
+    assert trust.of("long match") > 0.5
     for _ in range(50):
-        copies.learn(8, 0.9, 0.0)
-    assert copies.trust(8) < 0.1
-    copies.begin_answer()
-    assert 0.1 < copies.trust(8) < 0.5
+        trust.learn("long match", 0.9, 0.0)
+    assert trust.of("long match") < 0.1
+    trust.begin_answer()
+    assert 0.1 < trust.of("long match") < 0.5
 
 
 def test_short_matches_that_never_hold_say_nothing_about_long_ones() -> None:
     machine = Machine(COSTS)
-    copies = machine.policy.acceptance.copies
+    trust = machine.policy.acceptance.trust
     for _ in range(50):
-        copies.learn(2, 0.5, 0.0)
-    assert copies.trust(7) < 0.1
-    assert copies.trust(8) == 1
+        trust.learn("short match", 0.5, 0.0)
+    assert trust.of("short match") < 0.1
+    assert trust.of("long match") == 1
     steps, taken, accepted = copying(machine, page() * 12, 60)
     assert taken > 0.9 * steps
     assert accepted / taken > 10
@@ -160,6 +177,6 @@ def test_a_text_that_repeats_itself_is_copied_after_texts_that_did_not_hold() ->
     for i in range(3):
         copying(machine, [t for n in range(100) for t in (1, 2, 1000 * i + n)], 8)
     for _ in range(2):
-        machine.policy.acceptance.copies.begin_answer()
+        machine.policy.acceptance.trust.begin_answer()
     steps, copies, _ = copying(machine, page() * 12, 60)
     assert copies > 0.8 * steps

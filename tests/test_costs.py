@@ -10,8 +10,9 @@ import pytest
 from simulated import ROWS, SETUP, cliff, machine, timings
 
 from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.tuning.cost_model import cost_model
-from redrafter_mlx.tuning.timings import Timings, saved_timings
+from redrafter_mlx.tuning.cost import cost_model
+from redrafter_mlx.tuning.store import Record, record_file, save_record, saved_record
+from redrafter_mlx.tuning.timings import Setup, Timings
 
 COSTS, TIMINGS = machine(cliff(8)), timings(cliff(8))
 
@@ -85,60 +86,65 @@ def test_a_step_is_the_call_the_drafting_and_the_rest() -> None:
     assert COSTS.step(BeamShape(2, 4, 5), 300) < want
 
 
-def test_a_measured_time_replaces_the_assumed_one_and_no_other() -> None:
-    """Assumed times are multiples of the one-row call's time, here the measured one."""
-    assumed = cost_model(Timings(SETUP), "cpu", 4)
-    seconds = {("call", 1, 128): 2.0, ("call", 4, 128): 9.0, ("draft", 2, 4): 3.0}
-    known = cost_model(Timings(SETUP, seconds), "cpu", 4)
-    assert (known.verify(4, 128), known.drafting(2, 4)) == (9.0, 3.0)
-    for rows in (1, 2, 3, 8, 32):
-        assert known.verify(rows, 128) == pytest.approx(2 * assumed.verify(rows, 128))
-    assert cost_model(replace(TIMINGS, setup=SETUP), "cpu", 4) == COSTS
+@pytest.mark.parametrize("backend", ["cpu", "apple", "cuda", "another"])
+def test_costs_are_assumed_in_units_of_a_one_row_call_until_they_are_measured(backend: str) -> None:
+    assumed = cost_model(Timings(SETUP), backend, 4)
+    assert assumed.assumed
+    assert assumed.verify(1, 128) == 1.0
+    assert assumed.verify(2, 128) <= assumed.verify(8, 128) < assumed.verify(32, 128)
+    assert assumed.max_nodes == 32
+    assert cost_model(replace(TIMINGS, setup=SETUP), backend, 4) == COSTS
+    assert not COSTS.assumed
 
 
-def test_drafting_is_assumed_as_a_share_of_a_call_until_any_of_it_is_measured() -> None:
+def test_drafting_is_assumed_as_a_share_of_a_call() -> None:
     dear = cost_model(Timings(SETUP), "cuda", 4, level_cost=0.5)
     assert dear.drafting(1, 5) == pytest.approx(4 * 0.5 * dear.verify(1, 128))
-    known = cost_model(Timings(SETUP, {("draft", 1, 2): 1.0}), "cuda", 4, level_cost=0.5)
-    for width, length in ((1, 8), (4, 2), (4, 8)):
-        assert known.drafting(width, length) == pytest.approx(2 * dear.drafting(width, length))
+    assert dear.drafting(4, 5) > dear.drafting(1, 5)
+    assert cost_model(Timings(SETUP), "cuda", 0).drafting(1, 5) == 0.0
+    assert cost_model(Timings(SETUP), "cpu", 1, 0.0).drafting(1, 3) == 0.0
 
 
 def test_what_context_adds_is_measured_with_few_calls() -> None:
-    seconds = {("call", 1, 128): 1.0, ("call", 1, 2048): 3.0}
-    known = cost_model(Timings(SETUP, seconds), "cuda", 4)
+    known = replace(COSTS, long=((1, COSTS.verify(1, 128) + 2.0),))
     for rows in (1, 4, 32):
         assert known.verify(rows, 2048) == pytest.approx(known.verify(rows, 128) + 2.0)
 
 
+def save(timings: Timings) -> bool:
+    return save_record(Record(timings), "0", measured=True)
+
+
+def saved(setup: Setup) -> Timings:
+    return saved_record(setup, "0").timings
+
+
 def test_times_survive_the_disk(cache: Path) -> None:
-    assert saved_timings(SETUP) == Timings(SETUP)
-    TIMINGS.save()
-    assert saved_timings(SETUP) == TIMINGS
-    assert [p.parent.name for p in cache.rglob("*.json")] == ["costs"]
+    assert saved(SETUP) == Timings(SETUP)
+    assert save(TIMINGS)
+    assert saved(SETUP) == TIMINGS
+    assert [p.parent.name for p in cache.rglob("*.json")] == ["tuning"]
 
 
 @pytest.mark.parametrize("field", ["chip", "model", "drafter", "dtype", "mlx", "blas"])
 def test_times_of_another_setup_are_not_used(field: str) -> None:
-    TIMINGS.save()
+    save(TIMINGS)
     other = replace(SETUP, **{field: "another"})
-    assert saved_timings(other) == Timings(other)
+    assert saved(other) == Timings(other)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"setup": 1}', "\x00", "[" * 9**5])
 def test_a_damaged_file_counts_as_none(content: str) -> None:
-    TIMINGS.save()
-    SETUP.path.write_text(content)
-    assert saved_timings(SETUP) == Timings(SETUP)
+    save(TIMINGS)
+    record_file(SETUP).write_text(content)
+    assert saved(SETUP) == Timings(SETUP)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"spred": 1.0},
         {"setup": {"chip": "x"}},
         {"setup": 3},
-        {"seconds": []},
         {"seconds": [["call", 2, 128, 0.1]]},
         {"seconds": [["call", 1, 128, -0.1]]},
         {"seconds": [["call", 1, 128, "fast"]]},
@@ -151,23 +157,22 @@ def test_a_damaged_file_counts_as_none(content: str) -> None:
         {"seconds": [["call", 1, 128, 0.1], ["call", -3, 128, 0.1]]},
         {"seconds": 7},
         {"spread": None},
-        {"budget": "much"},
     ],
 )
 def test_values_that_are_no_times_count_as_none(changes: dict[str, object]) -> None:
-    TIMINGS.save()
-    stored = json.loads(SETUP.path.read_text())
-    SETUP.path.write_text(json.dumps({**stored, **changes}))
-    assert saved_timings(SETUP) == Timings(SETUP)
-    SETUP.path.write_text(json.dumps(stored))
-    assert saved_timings(SETUP) == TIMINGS
+    save(TIMINGS)
+    stored = json.loads(record_file(SETUP).read_text())
+    record_file(SETUP).write_text(json.dumps({**stored, **changes}))
+    assert saved(SETUP) == Timings(SETUP)
+    record_file(SETUP).write_text(json.dumps(stored))
+    assert saved(SETUP) == TIMINGS
 
 
 def test_a_file_under_the_wrong_name_counts_as_none() -> None:
     other = replace(SETUP, chip="another")
-    replace(TIMINGS, setup=other).save()
-    other.path.rename(SETUP.path)
-    assert saved_timings(SETUP) == Timings(SETUP)
+    save(replace(TIMINGS, setup=other))
+    record_file(other).rename(record_file(SETUP))
+    assert saved(SETUP) == Timings(SETUP)
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(
@@ -175,38 +180,5 @@ def test_a_cache_that_cannot_be_written_is_no_error(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "file"))
-    TIMINGS.save()
-    assert saved_timings(SETUP) == Timings(SETUP)
-
-
-@pytest.mark.parametrize("complete", [False, True])
-def test_processes_keep_each_others_measurements_and_the_shortest(
-    complete: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """One that started before `tune` does not undo it."""
-    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
-    one, two, four = (("call", rows, 128) for rows in (1, 2, 4))
-    earlier = Timings(SETUP, {one: 5.0, two: 1.5}, {one: 1, two: 2})
-    Timings(SETUP, {one: 1.0, four: 2.0}, {one: 2, four: 1}, complete=complete).save()
-    earlier.add_to_saved()
-    found = saved_timings(SETUP)
-    assert found.complete == complete
-    assert found.seconds == {one: 1.0, four: 2.0} | ({} if complete else {two: 1.5})
-
-
-def test_an_overhead_stays_with_the_one_row_call_that_it_was_measured_beside(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A plain step takes 10 seconds in both files; the least of each would make it 8."""
-    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
-    call, rest, rest_of_trees = ("call", 1, 128), ("overhead", 1, 1), ("overhead", 2, 4)
-    sides = {call: 10.0, rest: 0.0}, {call: 12.0, rest: -2.0, rest_of_trees: -6.0}
-    for stored, mine in (sides, sides[::-1]):
-        Timings(SETUP, dict(stored), complete=True).save()
-        Timings(SETUP, dict(mine), complete=True).add_to_saved()
-        assert saved_timings(SETUP).seconds == {call: 10.0, rest: 0.0, rest_of_trees: -5.0}
-
-
-def test_drafting_at_no_cost_does_not_divide_by_it() -> None:
-    timings = Timings(SETUP, {("call", 1, 128): 1.0, ("draft", 1, 2): 0.0})
-    assert cost_model(timings, "cpu", 1, 0.0).drafting(1, 3) >= 0
+    save(TIMINGS)
+    assert saved(SETUP) == Timings(SETUP)

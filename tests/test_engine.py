@@ -46,7 +46,7 @@ from redrafter_mlx.errors import BadInputError, BusyError, EngineFailedError
 from redrafter_mlx.response import Response, StepResult
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target_model.kv_cache import CAPACITY_STEP
-from redrafter_mlx.tuning.batch_policy import BatchPolicy
+from redrafter_mlx.tuning.policy import TunedPolicy
 from redrafter_mlx.tuning.tuner import Tuner
 from redrafter_mlx.verification import verify
 
@@ -250,13 +250,13 @@ def test_requests_that_come_together_begin_with_the_shape_of_their_batch(
     redrafter: Redrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    choose = BatchPolicy.propose
+    choose = TunedPolicy.propose
 
-    def counted(policy: BatchPolicy, rows: abc.Sequence[Sequence]) -> Proposal:
+    def counted(policy: TunedPolicy, rows: abc.Sequence[Sequence]) -> Proposal:
         sizes.append(len(rows))
         return choose(policy, rows)
 
-    monkeypatch.setattr(BatchPolicy, "propose", counted)
+    monkeypatch.setattr(TunedPolicy, "propose", counted)
     for _ in redrafter.batch(PROMPTS[:3], max_tokens=1):
         pass
     assert sizes[0] == 3
@@ -766,12 +766,12 @@ def test_no_caller_waits_until_what_was_learned_is_recorded(
 ) -> None:
     told, record = threading.Event(), Tuner.record
 
-    def recorded(tuner: Tuner, policy: BatchPolicy) -> None:
+    def recorded(tuner: Tuner, policy: TunedPolicy) -> None:
         assert told.wait(60), "the caller waits for it"
         record(tuner, policy)
         done.append(policy)
 
-    done: list[BatchPolicy] = []
+    done: list[TunedPolicy] = []
     monkeypatch.setattr(Tuner, "record", recorded)
     redrafter = make(model)
     redrafter.generate([1, 2], max_tokens=3)
@@ -903,7 +903,7 @@ def test_a_failure_ends_every_answer_with_an_error_and_the_engine_begins_anew(
 @pytest.mark.parametrize(
     "part",
     [(Decoder, "new_cache"), (Decoder, "first"), (Prefill, "wait"), (PrefixCache, "keep"),
-     (Tuner, "record"), (Tuner, "measure_a_little")],
+     (Tuner, "record")],
     ids=lambda part: part[1],
 )  # fmt: skip
 @pytest.mark.usefixtures("short_chunks")
@@ -1117,21 +1117,6 @@ def test_a_round_that_failed_keeps_no_memory(
         wait_for(lambda: scheduler() is None)
     finally:
         gc.enable()
-
-
-def test_a_measurement_that_fails_is_logged_and_costs_no_cached_text(
-    redrafter: Redrafter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert redrafter.tuning is not None
-    redrafter.generate(LONG, max_tokens=3)
-
-    def fails(*_: object) -> NoReturn:
-        raise MemoryError("none left")
-
-    monkeypatch.setattr(redrafter.tuning, "measure_a_little", fails)
-    for _ in range(2):
-        assert [*redrafter.stream([*LONG, 1], max_tokens=3)][-1].cached_tokens > 0
-    wait_for(lambda: "a measurement of the machine failed" in caplog.text)
 
 
 def test_an_answer_closed_by_the_thread_that_computes_is_not_waited_for(

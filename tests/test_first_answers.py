@@ -12,11 +12,10 @@ from redrafter_mlx.config import PLAIN
 from redrafter_mlx.decoding.proposal import Drafted
 from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
-from redrafter_mlx.tuning.batch_policy import BatchPolicy
 from redrafter_mlx.tuning.candidates import candidates
-from redrafter_mlx.tuning.cost_model import CostModel, cost_model
-from redrafter_mlx.tuning.probe_budget import ProbeBudget
-from redrafter_mlx.tuning.step_times import StepTimes
+from redrafter_mlx.tuning.corrections import Corrections
+from redrafter_mlx.tuning.cost import CostModel, cost_model
+from redrafter_mlx.tuning.policy import TunedPolicy
 from redrafter_mlx.tuning.timings import Timings
 
 MEASURED = {1: 37.5, 2: 34.7, 3: 58.1, 4: 70.7, 6: 75.0, 8: 86.4, 12: 87.8, 16: 93.0, 24: 120.4,
@@ -47,10 +46,10 @@ def answers(
     assumed: CostModel, true: CostModel, skill: float, tokens: int, number: int, seed: int
 ) -> list[list[Taken]]:
     """Return the steps of a process's first answers with at least so many tokens each."""
-    known, times, budget = AcceptanceStatistics(candidates(assumed)), StepTimes(), ProbeBudget()
+    known, times = AcceptanceStatistics(candidates(assumed)), Corrections()
     compiled, taken = {PLAIN.nodes}, list[list[Taken]]()
     for i in range(number):
-        policy = BatchPolicy(assumed, known, times, budget)
+        policy = TunedPolicy(assumed, known, times)
         text, row, unread = Text(skill, 1000 * seed + i), sequence(), []
         taken.append([])
         while sum(step.tokens for step in taken[-1]) < tokens:
@@ -104,15 +103,13 @@ def speedups(
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize("factor", [1 / 1.5, 1.0, 1.5])
 @pytest.mark.parametrize("skill", [0.0, 0.3, 0.55, 0.9])
-def test_the_first_answers_of_a_fresh_cache_are_not_slower_than_plain_decoding(
+def test_no_answer_with_a_fresh_cache_is_slower_than_plain_decoding_by_over_three_percent(
     name: str, skill: float, factor: float
 ) -> None:
     """Whatever the drafter is worth, and with drafts that cost up to 1.5 times what is assumed."""
-    for tokens, number in ((16, 10), (32, 5), (100, 2)):
-        each, together = speedups(name, skill, factor, tokens, number)
-        assert each[0] > 0.97, tokens
-        assert min(together) > 0.97, tokens
-        assert min(each) > 0.89, "an answer of 16 tokens may be the one that tries a draft"
+    for tokens, number in ((16, 10), (32, 5), (60, 3), (100, 2)):
+        each, _ = speedups(name, skill, factor, tokens, number)
+        assert min(each) > 0.97, tokens
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -136,10 +133,10 @@ def test_the_smallest_tree_is_the_first_that_is_tried(name: str) -> None:
 def test_copies_are_short_until_it_is_known_what_they_take(backend: str) -> None:
     """Except after a long match, which holds; and one that pays only as assumed is not verified."""
     assumed = ASSUMED[backend]
-    measured = replace(assumed, assumed_rows=())
+    measured = replace(assumed, assumed=False)
 
     def copied(costs: CostModel, text: list[int]) -> int:
-        policy, row = BatchPolicy(costs), sequence(len(text), NgramIndex(Lookup(), text))
+        policy, row = TunedPolicy(costs), sequence(len(text), NgramIndex(Lookup(), text))
         policy.propose([row])
         (plan,) = policy.revise([row], [Drafted(PLAIN)])
         return 0 if plan is None else len(plan.continuations[0].tokens)

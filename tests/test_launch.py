@@ -195,10 +195,10 @@ def test_costs_are_stored_by_backend_and_number_of_machines(
         hostfile = tmp_path / f"{hosts}.json"
         hostfile.write_text(json.dumps([[f"{host}:{i}"] for i, host in enumerate(hosts)]))
         monkeypatch.setenv("MLX_HOSTFILE", str(hostfile) if hosts else "")
-        paths.append(setup_of(model, Target(model), "none").path)
+        paths.append(setup_of(model, Target(model), "none").key)
     monkeypatch.setenv("MLX_HOSTFILE", "")
     monkeypatch.setenv("MLX_JACCL_COORDINATOR", "a:1")
-    paths.append(setup_of(model, Target(model), "none").path)
+    paths.append(setup_of(model, Target(model), "none").key)
     alone, two, one, another_one, rdma = paths
     assert len({alone, two, one, rdma}) == 4
     assert another_one == one

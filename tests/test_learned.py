@@ -8,18 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from simulated import SETUP, AnswerPolicy, Text, cliff, decode, machine, pace
+from simulated import SETUP, AnswerPolicy, Text, cliff, decode, machine, pace, timings
 from tiny import random_drafter, random_model
 
 from redrafter_mlx.config import AcceptMethod
 from redrafter_mlx.target_model.fingerprint import values_hash
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
 from redrafter_mlx.tuning.candidates import candidates
-from redrafter_mlx.tuning.learned import Learned, learned_file, save_learned, saved_learned
-from redrafter_mlx.tuning.step_times import StepTimes
+from redrafter_mlx.tuning.corrections import Corrections
+from redrafter_mlx.tuning.store import Record, save_record, saved_record
 from redrafter_mlx.tuning.timings import Timings
 
 COSTS = machine(cliff(8))
+TIMINGS = timings(cliff(8))
 
 
 @pytest.fixture(autouse=True)
@@ -31,28 +32,27 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def learned(steps: int = 200) -> AcceptanceStatistics:
     policy = AnswerPolicy(COSTS)
     decode(policy, COSTS, [Text(0.9, 1)] * steps)
-    policy.acceptance.copies.learn(2, 0.9, 0.5)
-    for cost in (0.8, 0.9, 0.7, 0.8):
-        policy.acceptance.copies.learn_cost(4, cost)
+    policy.acceptance.trust.learn("short match", 0.9, 0.5)
     return policy.acceptance
 
 
 def save(
     acceptance: dict[AcceptMethod, AcceptanceStatistics],
-    times: StepTimes | None = None,
-    path: Path | None = None,
+    corrections: Corrections | None = None,
+    values: str = "0",
 ) -> None:
-    known = Learned(acceptance, times or StepTimes())
-    save_learned(path or learned_file(SETUP, "0"), known, "costs")
+    """Save what one process has learned, on a machine that was measured."""
+    save_record(Record(TIMINGS), values, measured=True)
+    save_record(Record(TIMINGS, corrections or Corrections(), acceptance), values)
 
 
-def saved(path: Path | None = None) -> dict[AcceptMethod, AcceptanceStatistics]:
-    return saved_learned(path or learned_file(SETUP, "0"), "costs").acceptance
+def saved(values: str = "0") -> dict[AcceptMethod, AcceptanceStatistics]:
+    return saved_record(SETUP, values).acceptance
 
 
-def corrected() -> StepTimes:
-    """Return the times of a machine on which two rows cost twice what the profile says."""
-    times = StepTimes()
+def corrected() -> Corrections:
+    """Return the corrections of a machine on which two rows cost twice what the profile says."""
+    times = Corrections()
     for _ in range(20):
         times.of(2).learn(1, 1.0, 1.0)
         times.of(2).learn(2, 1.0, 2.0)
@@ -61,31 +61,36 @@ def corrected() -> StepTimes:
 
 def test_a_process_corrects_the_profile_as_another_did() -> None:
     save({}, corrected())
-    times = saved_learned(learned_file(SETUP, "0"), "costs").times
+    times = saved_record(SETUP, "0").corrections
     assert times.to_record() == corrected().to_record()
-    assert [times.of(2).correction(rows) for rows in (1, 2, 5)] == [1.0, 2.0, 2.0]
-    assert times.of(2).known(1)
+    assert [times.of(2).correction(rows) for rows in (1, 2)] == [1.0, 2.0]
     assert times.of(2).known(2)
     assert not times.of(1).known(2)
 
 
 def test_corrections_of_other_measurements_are_not_used() -> None:
-    save({"greedy": learned(20)}, corrected())
-    known = saved_learned(learned_file(SETUP, "0"), "those of a new profile")
-    assert known.times.to_record() == StepTimes().to_record()
+    """A process that started before `tune` does not undo it."""
+    mine = Record(Timings(SETUP), corrected(), {"greedy": learned(20)})
+    save_record(mine, "0")
+    assert saved_record(SETUP, "0").corrections.of(2).known(2)
+    save_record(Record(TIMINGS), "0", measured=True)
+    save_record(mine, "0")
+    known = saved_record(SETUP, "0")
+    assert known.timings == TIMINGS
+    assert known.corrections.to_record() == Corrections().to_record()
     assert set(known.acceptance) == {"greedy"}
-    one, other = Timings(SETUP, {("call", 1, 128): 0.1}), Timings(SETUP, {("call", 1, 128): 0.2})
-    assert len({one.key, other.key, Timings(SETUP).key}) == 3
-    assert one.key == Timings(replace(SETUP, chip="another"), dict(one.seconds)).key
 
 
 def test_a_process_begins_as_fast_as_another_ended() -> None:
     texts = [Text(0.9, seed) for seed in range(8)]
-    first = AnswerPolicy(COSTS)
+    times = Corrections()
+    first = AnswerPolicy(COSTS, None, times)
     ended = pace(decode(first, COSTS, texts * 40)[-200:])
-    save({"greedy": first.acceptance})
-    known = saved()["greedy"].continued(candidates(COSTS))
-    assert pace(decode(AnswerPolicy(COSTS, known), COSTS, texts)) > 0.97 * ended
+    save({"greedy": first.acceptance}, times)
+    record = saved_record(SETUP, "0")
+    known = record.acceptance["greedy"].continued(candidates(COSTS))
+    again = AnswerPolicy(COSTS, known, record.corrections)
+    assert pace(decode(again, COSTS, texts)) > 0.97 * ended
     assert pace(decode(AnswerPolicy(COSTS), COSTS, texts)) < 0.97 * ended
 
 
@@ -99,37 +104,28 @@ def test_what_is_read_is_what_was_saved() -> None:
     assert read["greedy"].steps().tolist() == known.steps().tolist()
     assert read["greedy"].chances().tolist() == known.chances().tolist()
     assert read["greedy"].to_record() == known.to_record()
-    assert read["greedy"].copies.cost(4) == known.copies.cost(4) == 0.8
-
-
-@pytest.mark.parametrize(("costs", "saved"), [("costs", 1.5), ("others", math.inf)])
-def test_what_short_processes_save_for_a_first_draft_adds_up(costs: str, saved: float) -> None:
-    """In the unit of the costs that it was saved with: it means nothing beside others."""
-    path = learned_file(SETUP, "0")
-    save_learned(path, Learned(saved=1.5), "costs")
-    assert saved_learned(path, costs).saved == saved
-    save_learned(path, Learned(), "costs")
-    assert saved_learned(path, "costs").saved == math.inf, "nothing was saved or paid yet"
+    assert read["greedy"].trust.of("short match") == known.trust.of("short match") < 1
 
 
 def test_another_setup_has_learned_nothing() -> None:
     save({"greedy": learned(20)})
-    assert saved(learned_file(replace(SETUP, drafter="another"), "0")) == {}
+    assert saved_record(replace(SETUP, drafter="another"), "0").acceptance == {}
 
 
 def test_a_drafter_that_was_trained_anew_begins_without_the_older_ones_rates() -> None:
     model, one, other = random_model(), random_drafter(), random_drafter(seed=5)
     assert values_hash(model, one) == values_hash(random_model(), random_drafter())
     assert len({values_hash(model), values_hash(model, one), values_hash(model, other)}) == 3
-    save({"greedy": learned(20)}, path=learned_file(SETUP, values_hash(model, one)))
-    assert saved(learned_file(SETUP, values_hash(model, other))) == {}
+    save({"greedy": learned(20)}, values=values_hash(model, one))
+    assert saved(values_hash(model, other)) == {}
+    assert saved_record(SETUP, values_hash(model, other)).timings == TIMINGS
 
 
 def test_the_file_does_not_grow_with_the_steps(cache: Path) -> None:
     sizes = []
     for steps in (50, 2000):
         save({"greedy": learned(steps)})
-        (path,) = (cache / "acceptance").iterdir()
+        (path,) = (cache / "tuning").iterdir()
         sizes.append(path.stat().st_size)
     assert max(sizes) < 8_000
 
@@ -145,17 +141,18 @@ def test_the_file_does_not_grow_with_the_steps(cache: Path) -> None:
         lambda r: r["by_depth"][0][0].__setitem__(0, 1e300),
         lambda r: r["shapes"].append([0, 2, 2]),
         lambda r: r["shapes"].append([1, 2]),
-        lambda r: r.pop("copies"),
-        lambda r: r["copies"].__setitem__(0, 0.0),
+        lambda r: r.pop("trust"),
+        lambda r: r["trust"].update({"short match": [0.0, 1.0]}),
+        lambda r: r["trust"].update({"long match": [math.nan, 1.0]}),
         lambda r: r.update(shapes=3),
     ],
 )
 def test_a_damaged_file_counts_as_none(cache: Path, change: object) -> None:
     save({"greedy": learned(20)})
-    (path,) = (cache / "acceptance").iterdir()
+    (path,) = (cache / "tuning").iterdir()
     record = json.loads(path.read_text())
     assert callable(change)
-    change(record["greedy"])
+    change(record["acceptance"]["greedy"])
     path.write_text(json.dumps(record))
     assert saved() == {}
     path.write_text("[" * 100_000)
@@ -167,15 +164,15 @@ def test_corrections_that_cannot_have_been_measured_count_as_none(
     cache: Path, ratio: object
 ) -> None:
     save({}, corrected())
-    (path,) = (cache / "acceptance").iterdir()
+    (path,) = (cache / "tuning").iterdir()
     record = json.loads(path.read_text())
-    record["times"]["by_rows"][0][2][0] = ratio
+    record["corrections"]["1"][1][0][1][0] = ratio
     path.write_text(json.dumps(record))
-    read = saved_learned(learned_file(SETUP, "0"), "costs").times
-    assert read.to_record() == StepTimes().to_record()
+    read = saved_record(SETUP, "0").corrections
+    assert read.to_record() == Corrections().to_record()
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(cache: Path) -> None:
-    (cache / "acceptance").write_text("a file in the way")
+    (cache / "tuning").write_text("a file in the way")
     save({"greedy": learned(20)})
     assert saved() == {}

@@ -12,7 +12,7 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from simulated import cliff, sequence, step_result, timings
+from simulated import SETUP, cliff, step_result, timings
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.cli import main, options
@@ -24,20 +24,14 @@ from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.tuning import overheads, profiler, timed_calls
-from redrafter_mlx.tuning.batch_policy import BatchPolicy
-from redrafter_mlx.tuning.cost_model import (
-    DRAFT_LENGTHS,
-    FEW_ROWS,
-    LONG_ROWS,
-    ROWS,
-    CostModel,
-    cost_model,
-)
-from redrafter_mlx.tuning.profiler import Profiler
-from redrafter_mlx.tuning.step_times import SizeTimes, StepTimes
+from redrafter_mlx.tuning import overheads, profile, timed_calls
+from redrafter_mlx.tuning.corrections import BatchCorrections
+from redrafter_mlx.tuning.cost import CostModel, cost_model
+from redrafter_mlx.tuning.policy import TunedPolicy
+from redrafter_mlx.tuning.profile import DRAFT_LENGTHS, LONG_ROWS, ROWS, Profiler
+from redrafter_mlx.tuning.store import Record, save_record, saved_record
 from redrafter_mlx.tuning.timed_calls import Call, drafting_call, random_tree
-from redrafter_mlx.tuning.timings import SHORT_CONTEXT, Setup, Timings, saved_timings, setup_of
+from redrafter_mlx.tuning.timings import Setup, Timings, setup_of
 from redrafter_mlx.tuning.tuner import Tuner
 
 PROMPT = [72, 101, 108]
@@ -55,12 +49,14 @@ class Bench:
         self.timings = timings
         self.asked = 0
 
-    def measure_all(self, profiler: Profiler, done: Callable[[float], None] | None = None) -> None:
+    def measure(
+        self, known: Timings, batch: int, done: Callable[[float], None] | None = None
+    ) -> Timings:
+        del batch
         self.asked += 1
         if done is not None:
             done(1.0)
-        seconds = dict(self.timings.seconds)
-        profiler.timings = replace(self.timings, setup=profiler.timings.setup, seconds=seconds)
+        return replace(self.timings, setup=known.setup)
 
 
 @pytest.fixture
@@ -73,9 +69,10 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
     stand_in = Bench(CHEAP)
     monkeypatch.setenv("REDRAFTER_BLAS", "the one in use")
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
-    monkeypatch.setattr("redrafter_mlx.tuning.tuner.saved_timings", saved_timings)
-    monkeypatch.setattr(Profiler, "measure_all", lambda *args: stand_in.measure_all(*args))
-    monkeypatch.setattr(SizeTimes, "learn", lambda *_: None)
+    monkeypatch.setattr("redrafter_mlx.tuning.tuner.saved_record", saved_record)
+    monkeypatch.setattr("redrafter_mlx.tuning.tuner.save_record", save_record)
+    monkeypatch.setattr(Profiler, "measure", lambda _, *args: stand_in.measure(*args))
+    monkeypatch.setattr(BatchCorrections, "learn", lambda *_: False)
     return stand_in
 
 
@@ -119,7 +116,7 @@ def test_no_answer_waits_for_a_measurement(bench: Bench, model: nn.Module) -> No
     later = drafted(byte_model(seed=2))  # same costs: other weights, same shapes
     assert later.tuning is not None
     assert later.tuning.measured
-    later.tuning.setup.path.write_text("{")
+    later.tuning.file.write_text("{")
     assert not drafted(model).tuning.measured, "a damaged file counts as none"  # type: ignore[union-attr]
 
 
@@ -156,154 +153,11 @@ def test_the_first_token_takes_as_many_target_calls_as_without_drafts(
     assert calls_before_the_first_token(model, draft=True) <= 1.2 * plain
 
 
-class Clock:
-    """A clock that advances by one second with each measurement."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-
-    def seconds_of(target: Target, call: object, times: int) -> float:
-        del target, call, times
-        clock.now += 1.0
-        return 0.5
-
-    for module in (profiler, overheads):
-        monkeypatch.setattr(module, "time", clock)
-    time_calls_by(monkeypatch, seconds_of)
-    return clock
-
-
 def time_calls_by(
     monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[Target, Call, int], float]
 ) -> None:
-    for module in (profiler, timed_calls):
+    for module in (profile, timed_calls):
         monkeypatch.setattr(module, "seconds_of", seconds_of)
-
-
-def in_use(model: nn.Module) -> Profiler:
-    """Return a process's profiler, with the measurements of earlier processes."""
-    target = Target(model)
-    setup = setup_of(model, target, "drafter")
-    drafter = random_drafter(vocab_size=258).bind(target)
-    return Profiler(target, drafter, saved_timings(setup), 4)
-
-
-def test_measuring_takes_two_percent_of_the_time_at_most(
-    bench: Bench, model: nn.Module, clock: Clock
-) -> None:
-    measurement, answered = in_use(model), 0.0
-    while not measurement.finished:
-        measurement.after_answer(25.0, step=1.0)
-        answered += 25.0
-        assert clock.now <= 0.02 * answered
-    assert clock.now > 0.018 * answered, "what is allowed for is used"
-    assert measurement.timings.seconds["call", 1, 128] == 0.5
-    assert bench.asked == 0
-
-
-def test_what_is_measured_after_answers_is_measured_twice_over_all_processes(
-    bench: Bench, model: nn.Module, clock: Clock
-) -> None:
-    for _ in range(1000):
-        process = in_use(model)
-        process.after_answer(450.0, step=1.0)
-        process.timings.save()
-        if process.finished:
-            break
-    spent = clock.now
-    in_use(model).after_answer(1e6, step=1.0)
-    assert clock.now == spent == 2 * 4 * len(process.cases())
-    assert bench.asked == 0
-
-
-def test_what_only_batches_cost_is_measured_after_the_first_batches_and_twice(
-    bench: Bench, model: nn.Module, clock: Clock
-) -> None:
-    tuner = measured(drafted(model)).tuning
-    assert tuner is not None
-    for batch, new in ((1, 0), (4, 5 + 2 * 2), (4, 0), (8, 2)):
-        before = clock.now
-        for _ in range(20):
-            policy = tuner.policy("greedy")
-            policy.propose([sequence() for _ in range(batch)])
-            tuner.record(policy)
-            tuner.measure_a_little(seconds=1e6, steps=1000)
-        assert clock.now - before == 2 * 4 * new
-        assert tuner.measured_for(batch)
-    assert tuner.costs.short[-1][0] == 128
-    assert bench.asked == 1
-
-
-def corrected() -> StepTimes:
-    """Return times by which some steps take half as long again as predicted."""
-    cases = [(1, 4), (8, 2)]
-    return StepTimes.from_record({"by_rows": [(*of, [1.5] * 9) for of in cases], "batches": []})
-
-
-def test_what_steps_taught_goes_with_the_costs_that_it_corrects(
-    bench: Bench, model: nn.Module, clock: Clock
-) -> None:
-    """A one-row call is the unit of all assumed costs; drafting for batches is theirs alone."""
-    assumed, all_measured = drafted(model).tuning, measured(drafted(model)).tuning
-    for tuner, alone in ((assumed, 1.0), (all_measured, 1.5)):
-        assert tuner is not None
-        policy = tuner.policy("greedy")
-        policy.propose([sequence()] * 8)
-        tuner.record(policy)
-        tuner._learned.times = times = corrected()
-        before = clock.now
-        for _ in range(2):
-            tuner.measure_a_little(seconds=1e6, steps=1000)
-        assert clock.now > before
-        assert (times.of(1).correction(4), times.of(8).correction(2)) == (alone, 1.0)
-    assert bench.asked == 1
-
-
-def test_what_another_process_has_measured_is_used_and_the_corrections_of_older_costs_go(
-    bench: Bench, model: nn.Module
-) -> None:
-    """They would be saved as corrections of the costs that both have measured."""
-    del bench
-    mine = tuner_of(model)
-    mine._learned.times = times = corrected()
-    eight = ("call", 8, SHORT_CONTEXT)
-    Timings(mine.setup, {("call", 1, SHORT_CONTEXT): 2.0, eight: 2.5}).save()
-    mine.measure_a_little(seconds=1e-9, steps=1)
-    assert mine.costs.verify(8, SHORT_CONTEXT) == 2.5
-    assert (times.of(1).correction(4), times.of(8).correction(2)) == (1.0, 1.0)
-
-
-def test_probes_are_paid_anew_when_costs_become_seconds(bench: Bench, model: nn.Module) -> None:
-    """Until a one-row call is measured, the budget holds calls: one is many seconds too many."""
-    tuner = tuner_of(model)
-    for again in range(2):
-        before = tuner._budget
-        before.add(-1.0)
-        tuner.measure()
-        assert (tuner._budget is before) == bool(again)
-    assert bench.asked == 2
-
-
-def test_short_answers_that_try_nothing_save_for_a_probe_together(
-    bench: Bench, model: nn.Module
-) -> None:
-    """Nothing was learned, so the next answer began with a new budget, emptied at once."""
-    del bench
-    tuner = tuner_of(model)
-    budgets = set()
-    for _ in range(3):
-        policy = tuner.policy("greedy")
-        budgets.add(policy._budget)
-        tuner.record(policy)
-    assert len(budgets) == 1
 
 
 def test_batches_of_one_method_that_run_at_once_learn_together(
@@ -338,22 +192,6 @@ def test_a_drafter_that_says_its_levels_are_dear_begins_with_short_drafts(
         shapes.append(Tuner(model, Target(model), Oracle([1, 2], 258)).best_shape(by_clock=False))
     assert shapes[0].length > shapes[1].length
     assert bench.asked == 0
-
-
-def test_answers_choose_by_what_was_measured_after_earlier_ones(
-    bench: Bench, model: nn.Module, clock: Clock
-) -> None:
-    tuner = drafted(model).tuning
-    assert tuner is not None
-    policy = tuner.policy("greedy")
-    assert clock.now == bench.asked == 0
-    tuner.record(policy)
-    tuner.measure_a_little(seconds=1e3, steps=1000)
-    assert clock.now == 4
-    assert tuner.costs.verify(1, 128) == 0.5
-    again = drafted(model).tuning
-    assert again is not None
-    assert again.costs == tuner.costs, "kept for other processes"
 
 
 def test_two_drafters_of_one_class_share_no_times_on_disk(bench: Bench, model: nn.Module) -> None:
@@ -445,12 +283,14 @@ def test_a_tree_to_measure_with_has_as_many_nodes_as_asked(rows: int) -> None:
     assert tree.is_chain == (rows <= 2)
 
 
-def profile(widest: int) -> Profiler:
-    """Return the profiler of a random model, with a drafter if `widest` > 0, nothing measured."""
-    model = random_model()
-    target = Target(model)
-    timings = Timings(setup_of(model, target, "lookup"))
-    return Profiler(target, random_drafter().bind(target) if widest else None, timings, widest)
+NOTHING = Timings(SETUP)
+"""What is known before anything is measured."""
+
+
+def profiler(widest: int) -> Profiler:
+    """Return the profiler of a random model, with a drafter if `widest` > 0."""
+    target = Target(random_model())
+    return Profiler(target, random_drafter().bind(target) if widest else None, widest)
 
 
 def costs_of(timings: Timings) -> CostModel:
@@ -462,8 +302,8 @@ def test_measuring_finds_the_cliff_that_is_there(
 ) -> None:
     """Calls of more than six rows take longer; only calls advance the clock."""
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
-    monkeypatch.setattr(profiler, "_MOST_ROUNDS", 3)
-    machine = profile(widest=2)
+    monkeypatch.setattr(profile, "_MAX_ROUNDS", 3)
+    machine = profiler(widest=2)
     honest, now = machine._target.verify, 0.0
 
     def slower(tree, cache, length, bound, **more):  # type: ignore[no-untyped-def]
@@ -477,9 +317,9 @@ def test_measuring_finds_the_cliff_that_is_there(
         return now
 
     monkeypatch.setattr(machine._target, "verify", slower)
-    monkeypatch.setattr(profiler.time, "perf_counter", tick)
+    monkeypatch.setattr(profile.time, "perf_counter", tick)
     told: list[float] = []
-    timings = machine.measure_all(told.append, budget=60.0)
+    timings = machine.measure(NOTHING, 1, told.append, budget=60.0)
     costs = costs_of(timings)
     assert [r for r, _ in costs.short] == list(ROWS)
     assert [r for r, _ in costs.long] == list(LONG_ROWS)
@@ -488,14 +328,13 @@ def test_measuring_finds_the_cliff_that_is_there(
     assert max(costs.cliffs().items(), key=lambda cliff: cliff[1])[0] == 6
     assert told == sorted(told)
     assert told[-1] == 1.0
-    assert timings.complete
-    timings.save()
-    assert saved_timings(timings.setup) == timings
+    assert save_record(Record(timings), "0", measured=True)
+    assert saved_record(timings.setup, "0").timings == timings
 
 
 def test_a_crawling_machine_is_measured_in_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each case once, and its first call is the measurement."""
-    machine = profile(widest=1)
+    machine = profiler(widest=1)
     honest, calls = machine._target.verify, Counter[int]()
 
     def counting(tree, cache, length, bound, **more):  # type: ignore[no-untyped-def]
@@ -503,8 +342,8 @@ def test_a_crawling_machine_is_measured_in_few_calls(monkeypatch: pytest.MonkeyP
         return honest(tree, cache, length, bound, **more)
 
     monkeypatch.setattr(machine._target, "verify", counting)
-    costs = costs_of(machine.measure_all(budget=0.0))
-    assert [r for r, _ in costs.short] == list(FEW_ROWS)
+    costs = costs_of(machine.measure(NOTHING, budget=0.0))
+    assert len(costs.short) < len(ROWS) / 1.5
     assert {calls[rows] for rows in (5, 6, 10, 13, 24)} == {1}
 
 
@@ -525,96 +364,129 @@ def on_a_clock(
         return honest(tree, cache, length, bound, **more)
 
     monkeypatch.setattr(machine._target, "verify", verify)
-    monkeypatch.setattr(profiler.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(profile.time, "perf_counter", lambda: now)
     return calls
 
 
-def test_a_busy_machine_is_measured_until_its_shortest_times_settle(
+def test_a_busy_machine_is_measured_until_its_repeats_agree(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first calls of a case take up to seven times as long as all later ones."""
-    machine = profile(widest=0)
+    machine = profiler(widest=0)
+    monkeypatch.setattr(overheads, "step_seconds", lambda *_: 0.1)
     on_a_clock(monkeypatch, machine, lambda _, number: 0.1 * max(1, 8 - number))
-    times = machine._times(lambda _: None, budget=len(machine.cases()) * 0.8)
-    assert min(times["call", 5, 128]) == pytest.approx(0.1)
-    quick = profile(widest=0)
-    on_a_clock(monkeypatch, quick, lambda *_: 0.1)
-    assert len(quick._times(lambda _: None, budget=len(quick.cases()) * 0.4)["call", 5, 128]) == 2
+    found = machine.measure(NOTHING, budget=len(machine.cases()) * 0.8)
+    assert found.seconds["call", 5, 128] == pytest.approx(0.1)
+    assert found.usable
+    quick = profiler(widest=0)
+    calls = on_a_clock(monkeypatch, quick, lambda *_: 0.1)
+    quick.measure(NOTHING, budget=len(quick.cases()) * 0.4)
+    assert calls[5] == 1 + 2 * 3
+
+
+@pytest.mark.parametrize("budget", [1.0, 12.0])
+def test_measuring_ends_in_time_on_a_machine_that_stays_busy(
+    monkeypatch: pytest.MonkeyPatch, budget: float
+) -> None:
+    """Every other call takes twice as long; what was measured is not usable."""
+    machine = profiler(widest=0)
+    monkeypatch.setattr(overheads, "step_seconds", lambda *_: 0.01)
+    calls = on_a_clock(monkeypatch, machine, lambda _, n: 0.01 if n // 2 % 2 else 0.02)
+    found = machine.measure(NOTHING, budget=budget)
+    assert found.spread == pytest.approx(1.0)
+    assert not found.usable
+    assert calls.total() * 0.02 < 12 * budget
 
 
 def test_a_call_that_seems_dearer_than_one_with_more_rows_is_timed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The machine is busy in the first calls of two rows; those of five take longer than of six."""
-    monkeypatch.setattr(profiler, "_MOST_ROUNDS", 2)
-    machine = profile(widest=0)
+    monkeypatch.setattr(profile, "_MAX_ROUNDS", 3)
+    machine = profiler(widest=0)
 
     def seconds(rows: int, number: int) -> float:
         return {2: 0.5 if number < 12 else 0.1, 5: 0.3}.get(rows, 0.1 + rows / 1000)
 
     calls = on_a_clock(monkeypatch, machine, seconds)
-    shortest = {case: min(t) for case, t in machine._times(lambda _: None, budget=60.0).items()}
+    monkeypatch.setattr(overheads, "step_seconds", lambda *_: 0.1)
+    shortest = machine.measure(NOTHING, budget=60.0).seconds
     assert shortest["call", 2, 128] == pytest.approx(0.1)
     assert shortest["call", 5, 128] == pytest.approx(0.3), "it is no noise"
     assert max(calls.values()) < 40
 
 
 def test_measuring_for_batches_keeps_what_a_quieter_machine_took(
-    monkeypatch: pytest.MonkeyPatch,
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`bench --batch-size` on a busy machine took the place of a profile of a quiet one."""
-    machine, slowness = profile(widest=1), 1.0
+    monkeypatch.setattr(
+        "redrafter_mlx.tuning.tuner.saved_record", lambda on, _: Record(Timings(on))
+    )
+    tuner, slowness = tuner_of(model), 1.0
     time_calls_by(monkeypatch, lambda *_: slowness)
     monkeypatch.setattr(overheads, "step_seconds", lambda *_: 3.0 * slowness)
-    alone = dict(machine.measure_all(budget=60.0).seconds)
-    machine.batch, slowness = 4, 5.0
-    together = machine.measure_all(budget=60.0).seconds
-    assert {case: together[case] for case in alone} == alone
-    assert {together[case] for case in together.keys() - alone.keys()} == {5.0}
-    again = machine.measure_all(budget=60.0).seconds
-    assert again["call", 1, 128] == 5.0, "all of it is measured anew"
+    tuner.measure()
+    alone, slowness = tuner.costs, 5.0
+    assert not tuner.measured_for(4)
+    tuner.measure(batch=4)
+    assert tuner.measured_for(4)
+    for shape in (PLAIN, BeamShape(2, 4), BeamShape(4, 8)):
+        assert tuner.costs.step(shape, 1000) == alone.step(shape, 1000)
+    assert tuner.costs.verify(32, 0, 4) == 5.0
+    tuner.measure(batch=4)
+    assert tuner.costs.verify(1, 0) == 5.0, "all of it is measured anew"
+
+
+def test_a_machine_that_is_too_busy_to_be_measured_is_said_so_and_nothing_is_kept(
+    bench: Bench, shell: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    bench.timings = replace(CHEAP, spread=0.45)
+    assert shell("tune") == 1
+    assert "too busy" in (error := capsys.readouterr().err)
+    assert "45%" in error
+    assert not (tmp_path / "tuning").exists()
+    bench.timings = CHEAP
+    assert shell("tune") == 0
+    bench.timings = replace(DEAR, spread=0.45)
+    assert shell("tune", "--again") == 1
+    capsys.readouterr()
+    assert shell("tune", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["cliffs"], "what was known before is still used"
 
 
 def test_drafting_is_timed_for_the_lengths_that_are_drafted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A time kept for more levels than a drafter has would make its longest shapes too cheap."""
-    machine = profile(widest=1)
+    machine = profiler(widest=1)
     drafter = machine._drafter
     assert drafter is not None
     monkeypatch.setattr(type(drafter), "max_length", 6)
-    machine.batch = 4
-    assert {n for kind, _, n in machine.cases() if kind == "draft"} == {2, 4, 6}
+    assert {n for kind, _, n in machine.cases(4) if kind == "draft"} == {2, 4, 6}
     monkeypatch.setattr(type(drafter), "max_length", 3)
-    assert {n for kind, _, n in machine.cases() if kind == "draft"} == {2, 3}
-
-
-def test_what_was_measured_together_is_not_measured_again_after_answers() -> None:
-    machine = profile(widest=1)
-    machine.batch = 4
-    timings = machine.measure_all(budget=60.0)
-    assert {*machine.cases()} <= {*timings.seconds}
-    assert machine.finished
+    assert {n for kind, _, n in machine.cases(4) if kind == "draft"} == {2, 3}
 
 
 def test_a_call_is_timed_after_one_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in the decoding loop: the first call after another kind allocates other buffers."""
-    machine, calls = profile(widest=1), list[Call]()
-    honest = timed_calls.seconds_of
+    machine, calls = profiler(widest=1), list[Call]()
+    monkeypatch.setattr(overheads, "step_seconds", lambda *_: 1.0)
 
     def recording(target: Target, call: Call, times: int) -> float:
+        del target, times
         calls.append(call)
-        return honest(target, call, times)
+        return 1.0
 
     time_calls_by(monkeypatch, recording)
-    machine.measure_all(budget=60.0)
+    machine.measure(NOTHING, budget=60.0)
     repeats = calls[len(machine.cases()) :]
     assert len(repeats) >= 4 * len(machine.cases())
     assert repeats[::2] == repeats[1::2]
 
 
 def test_without_a_drafter_the_targets_calls_alone_are_measured() -> None:
-    costs = costs_of(profile(widest=0).measure_all(budget=0.0))
+    costs = costs_of(profiler(widest=0).measure(NOTHING, budget=0.0))
     assert costs.draft == ()
     assert costs.drafting(2, 4) == 0.0
     assert costs.chain_overhead == costs.tree_overhead == max(costs.plain_overhead, 0)
@@ -624,7 +496,7 @@ def test_the_overhead_of_a_step_is_told_apart_from_a_machine_that_becomes_slower
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every call takes longer than the one before; the rest of a step takes constant time."""
-    machine = profile(widest=2)
+    machine = profiler(widest=2)
     target = machine._target
     honest, clock = target.verify, [0.0, 0.0]
 
@@ -645,8 +517,8 @@ def test_the_overhead_of_a_step_is_told_apart_from_a_machine_that_becomes_slower
 
     monkeypatch.setattr(target, "verify", slower)
     monkeypatch.setattr(overheads, "step_seconds", step)
-    monkeypatch.setattr(profiler.time, "perf_counter", tick)
-    costs = costs_of(machine.measure_all(budget=60.0))
+    monkeypatch.setattr(profile.time, "perf_counter", tick)
+    costs = costs_of(machine.measure(NOTHING, budget=60.0))
     assert costs.plain_overhead == pytest.approx(0.25, abs=0.02)
     assert costs.chain_overhead == pytest.approx(0.5, abs=0.02)
     assert costs.tree_overhead == pytest.approx(0.5, abs=0.02)
@@ -656,24 +528,23 @@ def test_the_overhead_of_a_step_is_told_apart_from_a_machine_that_becomes_slower
 def test_a_plain_step_may_take_less_than_its_call_alone(
     monkeypatch: pytest.MonkeyPatch, measured: float, kept: float
 ) -> None:
-    machine = profile(widest=2)
+    machine = profiler(widest=2)
     time_calls_by(monkeypatch, lambda *_: 1.0)
     monkeypatch.setattr(overheads, "step_seconds", lambda d, *_: 1 + measured + (d.shape != PLAIN))
-    costs = costs_of(machine.measure_all(budget=0.0))
+    timings = machine.measure(NOTHING, budget=0.0)
+    costs = costs_of(timings)
     assert costs.plain_overhead == kept
     assert costs.step(PLAIN, 128) == 1.0 + kept
-    assert machine.timings.save()
-    assert saved_timings(machine.timings.setup) == machine.timings
+    assert save_record(Record(timings), "0", measured=True)
+    assert saved_record(timings.setup, "0").timings == timings
 
 
 @pytest.fixture
-def shell(
-    bench: Bench, model: nn.Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[..., int]:
+def shell(bench: Bench, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Return a function that runs a command line on a model with an oracle drafter."""
     loaded = oracle(model, HEL)
     assert loaded.tuning is not None
-    monkeypatch.setattr(loaded.tuning, "_learned_file", tmp_path / "learned.json")
+    monkeypatch.setattr(loaded.tuning, "stores", True)
     monkeypatch.setattr("redrafter_mlx.cli.tune._prompts", lambda *_: [HEL])
     assert bench.asked == 0
 
@@ -694,7 +565,7 @@ def test_tune_prints_the_curves_the_cliff_the_shape_and_the_file(
     assert "+0.50 ms (+2%) plain, +1.00 ms (+4%) with one beam, +1.00 ms (+4%) with" in out
     assert "drafts W " in out
     assert "times the speed of plain decoding" in out
-    (kept,) = (tmp_path / "costs").glob("*.json")
+    (kept,) = (tmp_path / "tuning").glob("*.json")
     assert f"kept in {kept}" in out
     assert "busy" not in out
 
@@ -795,15 +666,15 @@ def test_asking_for_the_best_shape_begins_no_text(bench: Bench, model: nn.Module
     tuner = measured(drafted(model)).tuning
     assert tuner is not None
     policy = tuner.policy("greedy")
-    copies = policy.acceptance.copies
+    trust = policy.acceptance.trust
     for _ in range(5):
-        copies.learn(8, 1.0, 0.0)
+        trust.learn("long match", 1.0, 0.0)
     tuner.record(policy)
-    before = copies.to_record()
+    before = trust.to_record()
     tuner.best_shape(2)
-    assert copies.to_record() == before
+    assert trust.to_record() == before
     tuner.policy("greedy")
-    assert copies.to_record() != before
+    assert trust.to_record() != before
     assert bench.asked == 1
 
 
@@ -840,29 +711,14 @@ def test_an_answer_begins_while_costs_are_measured(
 ) -> None:
     tuner = measured(drafted(model)).tuning
     assert tuner is not None
-    begun: list[BatchPolicy] = []
+    begun: list[TunedPolicy] = []
 
-    def measure_all(*_: object) -> None:
+    def measure(_: Profiler, known: Timings, *__: object) -> Timings:
         thread = threading.Thread(target=lambda: begun.append(tuner.policy("greedy")))
         thread.start()
         thread.join(30)
+        return known
 
-    monkeypatch.setattr(Profiler, "measure_all", measure_all)
+    monkeypatch.setattr(Profiler, "measure", measure)
     tuner.measure()
     assert begun
-
-
-def test_a_batch_that_failed_does_not_end_measuring(
-    bench: Bench, model: nn.Module, clock: Clock
-) -> None:
-    tuner = drafted(model).tuning
-    assert tuner is not None
-    tuner.policy("greedy")
-    policy = tuner.policy("greedy")
-    tuner.record(policy)
-    tuner.measure_a_little(seconds=1e3, steps=1000)
-    assert clock.now == 0, "another batch is decoded"
-    tuner.abandon()
-    tuner.measure_a_little(seconds=1e3, steps=1000)
-    assert clock.now > 0
-    assert bench.asked == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from redrafter_mlx.bench.show.plot import check_plot, save_figure
-from redrafter_mlx.tuning.cost_model import OVERHEADS, CostModel
+from redrafter_mlx.tuning.cost import OVERHEADS, CostModel
 
 _KINDS = ("plain", "with one beam", "with several")
 """The kinds of steps whose overheads are measured, in the order of `OVERHEADS`."""

@@ -32,7 +32,7 @@ from redrafter_mlx.cli.terminal import console
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.launched import leave_to_rank_0
-from redrafter_mlx.tuning.cost_model import CostModel
+from redrafter_mlx.tuning.cost import CostModel
 
 
 def run(options: BenchOptions, given: Set[str]) -> int:

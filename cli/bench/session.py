@@ -21,13 +21,13 @@ from redrafter_mlx.bench.show.tables import shape_words
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.bench.options import BenchOptions, Loading
 from redrafter_mlx.cli.progress import describe_count, describe_percent, progress_bars
-from redrafter_mlx.cli.terminal import INTERRUPTED
+from redrafter_mlx.cli.terminal import INTERRUPTED, Terminal
 from redrafter_mlx.cpu.blas import BLAS
 from redrafter_mlx.distributed.collectives import seconds_of_exchange
 from redrafter_mlx.drafting.names import TRAINED, parse
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
-from redrafter_mlx.errors import BadInputError, RedrafterError
+from redrafter_mlx.errors import BadInputError, BusyError, RedrafterError
 from redrafter_mlx.loading.drafter import PreparedDrafter, prepare_drafter
 from redrafter_mlx.loading.load import draft_with
 from redrafter_mlx.loading.target import LoadedTarget, load_target
@@ -237,7 +237,10 @@ def measure_machine(redrafter: Redrafter, batch: int = 1) -> None:
     if tuning is None or (tuning.measured_for(batch) if batch > 1 else tuning.measured):
         return
     with progress_bars("measuring this machine", describe_percent) as progress:
-        redrafter.measure(lambda share: progress("calls", int(100 * share), 100), batch)
+        try:
+            redrafter.measure(lambda share: progress("calls", int(100 * share), 100), batch)
+        except BusyError as error:  # answers go on with assumed costs, and correct them
+            Terminal.standard().note(str(error))
 
 
 def exchange_note(redrafter: Redrafter) -> str | None:

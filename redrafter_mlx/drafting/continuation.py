@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
+
+Kind = Literal["short match", "long match"]
+"""Kinds of continuations that are accepted at different rates; each is trusted by itself."""
+
+LONG_MATCH = 8
+"""Number of matching tokens from which a match is long: such hold where short ones fail."""
 
 
 class Continuation(NamedTuple):
@@ -17,6 +23,10 @@ class Continuation(NamedTuple):
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
     matched: int = 0
+
+    @property
+    def kind(self) -> Kind:
+        return "long match" if self.matched >= LONG_MATCH else "short match"
 
     @property
     def expected(self) -> float:

@@ -47,7 +47,7 @@ def _setup(checked: Target) -> dict[str, object]:
         for file in sorted(folder.glob("*.py")):
             digest.update(file.read_bytes())
     return {
-        "setup": setup_of(checked.model, checked, "").path.stem,
+        "setup": setup_of(checked.model, checked, "").key,
         "float32 is exact": float32_is_exact(),
         "code": digest.hexdigest(),
     }

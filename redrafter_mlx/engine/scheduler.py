@@ -30,7 +30,7 @@ from redrafter_mlx.errors import DrafterError, RedrafterError
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import Pack
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.tuning.batch_policy import BatchPolicy
+from redrafter_mlx.tuning.policy import TunedPolicy
 from redrafter_mlx.tuning.tuner import Tuner
 
 LOG = logging.getLogger("redrafter_mlx.engine")
@@ -57,7 +57,7 @@ class Scheduler:
         self._waiting: list[Answer] = []
         self._prompts = PromptReader()
         self._batches: dict[BatchKey, Pipeline] = {}
-        self._policies: dict[BatchKey, BatchPolicy] = {}  # of batches without a fixed shape
+        self._policies: dict[BatchKey, TunedPolicy] = {}  # of batches without a fixed shape
         self._running: list[Answer] = []  # that are decoded, oldest first
         self._in_use: ExitStack | None = None
 
@@ -291,8 +291,8 @@ class Scheduler:
     def _close_round(self, over: Sequence[Answer]) -> None:
         """Remove empty batches, and tell the callers of the answers that are over.
 
-        What was learned is recorded and measured afterwards, so that no caller waits for it. An
-        idle engine returns unused memory to the system.
+        What was learned is recorded afterwards, so that no caller waits for it. An idle engine
+        returns unused memory to the system.
         """
         used = [answer.pipeline for answer in (*self._prompts.reading, *self._running)]
         empty = [key for key, batch in self._batches.items() if batch not in used]
@@ -309,10 +309,5 @@ class Scheduler:
         if self._tuning is not None:
             for policy in ended:
                 self._tuning.record(policy)
-            try:
-                for policy in ended if idle else ():
-                    self._tuning.measure_a_little(policy.seconds, policy.steps)
-            except Exception:  # the answers were given; memory may be short
-                LOG.warning("a measurement of the machine failed", exc_info=True)
         if idle:
             mx.clear_cache()

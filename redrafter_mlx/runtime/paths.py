@@ -1,9 +1,9 @@
 """Our cache folder, and free disk space.
 
 The folder is $REDRAFTER_CACHE, or ~/.cache/redrafter-mlx. It holds model files that do not come
-from the Hub (`models/`), cached checksums (`checksums/`), measured costs (`costs/`), acceptance
-statistics (`acceptance/`), the models whose trees were found exact (`exact/`), the fastest BLAS
-(`blas.txt`), how published drafters are read (`calibration/`), weights that were quantised at
+from the Hub (`models/`), cached checksums (`checksums/`), measured costs and acceptance statistics
+(`tuning/`), the models whose trees were found exact (`exact/`), the fastest BLAS (`blas.txt`), how
+published drafters are read (`calibration/`), weights that were quantised at
 loading (`quantised/`), training corpora (`corpora/`), the user's drafters (`drafters/`), the names
 of those that were not wanted (`declined-drafters/`) and the lines typed in chats (`chat_history`).
 Files from the Hub are in huggingface-hub's own cache.

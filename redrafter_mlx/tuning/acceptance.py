@@ -19,16 +19,17 @@ decays exponentially, so these guesses return, and are probed when they promise 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from redrafter_mlx.config import BeamShape
+from redrafter_mlx.drafting.continuation import Kind
 from redrafter_mlx.response import StepResult
-from redrafter_mlx.tuning.copies.statistics import CopyStatistics
 
 Array = NDArray[np.float64]
 
@@ -41,22 +42,69 @@ _PRIOR = 2.0
 _FIRST_CHANCE = 0.6
 """Assumed acceptance rate of an unknown drafter's first draft; such drafters are worth a try."""
 
+_RENEWED = 1 / 3
+"""Share of the lost trust in continuations that the next text begins with again."""
+
 _RESCUE = 0.35
 """Share of the misses that one more beam is assumed to catch, times the narrower beams' own
 acceptance rate: a drafter whose first guesses are worthless has no better second ones."""
+
+
+class Trust:
+    """How far continuations of each kind are accepted, as a share of what was expected of them."""
+
+    def __init__(self) -> None:
+        # By kind, with the last ones weighing most: expected and accepted continuations.
+        self._counts: dict[Kind, tuple[float, float]] = dict.fromkeys(get_args(Kind), (1.0, 1.0))
+
+    def learn(self, kind: Kind, expected: float, accepted: float) -> None:
+        """Record a continuation: the expected and the actual share of its drafts accepted.
+
+        They count alike, however long they are: drafts after a wrong one tell nothing more.
+        """
+        counts = self._counts[kind]
+        self._counts[kind] = _DECAY * counts[0] + expected, _DECAY * counts[1] + accepted
+
+    def of(self, kind: Kind) -> float:
+        """Return the share, at most 1."""
+        expected, accepted = self._counts[kind]
+        return min(accepted / expected, 1.0)
+
+    def begin_answer(self) -> None:
+        """Move a part of the way back to full trust, for another text: one more is tried.
+
+        Otherwise no evidence could bring back a kind that is no longer tried.
+        """
+        for kind in self._counts:
+            self._counts[kind] = 1.0, self.of(kind) + (1 - self.of(kind)) * _RENEWED
+
+    def to_record(self) -> dict[str, object]:
+        """Return a record for a file; `from_record` is the inverse."""
+        return {str(kind): counts for kind, counts in self._counts.items()}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Sequence[float]]) -> Trust:
+        """Read a record; raises ValueError, TypeError or KeyError for what cannot be trust."""
+        known = cls()
+        for kind in known._counts:
+            expected, accepted = map(float, record[kind])
+            known._counts[kind] = expected, accepted
+            if not 0 < expected < math.inf or not 0 <= accepted < math.inf:
+                raise ValueError(f"{record} cannot have been counted")
+        return known
 
 
 class AcceptanceStatistics:
     """Acceptance rates by width and depth, and accepted drafts by shape.
 
     shapes: the shapes to estimate, in the order of all arrays [S]
-    copies: the statistics of copies
+    trust:  how far continuations of the host are accepted
     biased: the same for rows with a grammar or penalties; None before the first, and not in records
     """
 
     def __init__(self, shapes: Iterable[BeamShape]) -> None:
         self.shapes = tuple(s for s in shapes if s.length > 1)
-        self.copies = CopyStatistics()
+        self.trust = Trust()
         self.biased: AcceptanceStatistics | None = None
         self._bounds = bounds(self.shapes)
         W = max((s.width for s in self.shapes), default=1)
@@ -66,11 +114,15 @@ class AcceptanceStatistics:
         # accepted. By shape: accepted drafts and steps.
         self._by_depth, self._by_shape = np.zeros((2, W, D)), np.zeros((2, len(self.shapes)))
         self._by_depth[:, 0, 0] = _PRIOR * _FIRST_CHANCE, _PRIOR
+        self._missed = 0  # last steps in which no draft was accepted
 
     def learn(self, *rows: StepResult) -> None:
         """Record one drafted step, with the result of each batch row."""
-        self._by_depth *= _DECAY
-        self._by_shape *= _DECAY
+        missed = max([len(step.path) for step in rows]) == 1
+        self._missed = self._missed + 1 if missed else 0
+        share = _DECAY ** max(1, min(self._missed - 2, 4))
+        self._by_depth *= share
+        self._by_shape *= share
         W = len(self._width)
         for step in rows:
             beams = np.array(step.beams)
@@ -128,7 +180,7 @@ class AcceptanceStatistics:
     def continued(self, shapes: Iterable[BeamShape]) -> AcceptanceStatistics:
         """Return statistics of `shapes` for the next answer, with half of this evidence.
 
-        The statistics of copies are shared.
+        The trust in continuations is shared.
         """
         other = AcceptanceStatistics(shapes)
         _, W, D = np.minimum(self._by_depth.shape, other._by_depth.shape)
@@ -139,7 +191,7 @@ class AcceptanceStatistics:
         for i, shape in enumerate(other.shapes):
             if shape in known:
                 other._by_shape[:, i] = self._by_shape[:, known[shape]] / 2
-        other.copies = self.copies
+        other.trust = self.trust
         other.biased = self.biased and self.biased.continued(shapes)
         return other
 
@@ -150,7 +202,7 @@ class AcceptanceStatistics:
             "shapes": shapes,
             "by_shape": self._by_shape.tolist(),
             "by_depth": self._by_depth.tolist(),
-            "copies": self.copies.to_record(),
+            "trust": self.trust.to_record(),
         }
 
     @classmethod
@@ -167,7 +219,7 @@ class AcceptanceStatistics:
         hits, trials = known._by_depth
         if trials[0, 0] == 0 or np.any(hits > trials * 1.000001):
             raise ValueError("more was accepted than drafted, or nothing was drafted")
-        known.copies = CopyStatistics.from_record(record["copies"])
+        known.trust = Trust.from_record(record["trust"])
         return known
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from redrafter_mlx.config import PLAIN
 from redrafter_mlx.tuning.candidates import LENGTHS
-from redrafter_mlx.tuning.cost_model import LEVEL_COST, CostModel
+from redrafter_mlx.tuning.cost import LEVEL_COST, CostModel
 
 
 @dataclass(frozen=True)

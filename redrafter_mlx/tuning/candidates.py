@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.tuning.cost_model import CostModel
+from redrafter_mlx.tuning.cost import CostModel
 
 WIDEST = 4
 LENGTHS = (2, 3, 4, 5, 6, 8)
@@ -38,7 +38,7 @@ def candidates(
         for length in (n for n in LENGTHS if n <= longest):
             full = width * (length - 1) + 1
             for nodes in (full, *(n for n in cuts if max(length, full // 3) <= n < full)):
-                if width < nodes <= costs.most_nodes:
+                if width < nodes <= costs.max_nodes:
                     found.add(BeamShape(width, length, nodes))
     shapes = sorted(found, key=lambda s: (s.nodes, s.length, s.width))
     cases = [(c, b) for c in (costs.short_context, costs.long_context) for b in batches]

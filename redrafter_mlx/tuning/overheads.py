@@ -14,7 +14,7 @@ from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.tuning.cost_model import OVERHEADS
+from redrafter_mlx.tuning.cost import OVERHEADS
 from redrafter_mlx.tuning.timed_calls import Call, next_seconds
 from redrafter_mlx.tuning.timings import SHORT_CONTEXT, Case
 

@@ -1,23 +1,19 @@
-"""Measured times of the target's calls and the drafting, and the setup that they hold for."""
+"""Times of the target's calls and of drafting, measured on one setup."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import math
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
-from pathlib import Path
+from typing import Literal
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from redrafter_mlx.cpu.blas import BLAS
-from redrafter_mlx.runtime.atomic_write import write_private_text
 from redrafter_mlx.runtime.device import chip_name, dtype_name, system_name
 from redrafter_mlx.runtime.launched import launch_name
-from redrafter_mlx.runtime.paths import cache_dir
 from redrafter_mlx.target_model.fingerprint import shapes_hash
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.version import __version__
@@ -25,7 +21,10 @@ from redrafter_mlx.version import __version__
 SHORT_CONTEXT, LONG_CONTEXT = 128, 2048
 """Committed tokens at which calls are timed; attention is linear between and beyond them."""
 
-Case = tuple[str, int, int]
+MAX_SPREAD = 1 / 3
+"""Maximum typical difference of repeats: others would poison every later choice (test_tune)."""
+
+Case = tuple[Literal["call", "draft", "overhead"], int, int]
 """What is timed: ("call", query rows, context), ("draft", B * W, L) or ("overhead", W, L)."""
 
 
@@ -53,10 +52,10 @@ class Setup:
     others: str = ""
 
     @property
-    def path(self) -> Path:
-        """The file that holds its times."""
-        key = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
-        return cache_dir() / "costs" / f"{key[:32]}.json"
+    def key(self) -> str:
+        """The name of the files about it."""
+        fields = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(fields.encode()).hexdigest()[:32]
 
 
 def setup_of(model: nn.Module, target: Target, drafter: str) -> Setup:
@@ -73,81 +72,24 @@ def setup_of(model: nn.Module, target: Target, drafter: str) -> Setup:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class Timings:
-    """Times measured on one setup.
+    """Times measured together on one setup; empty if nothing was measured.
 
-    seconds:  measured seconds, by case
-    taken:    number of measurements of a case after answers
-    spread:   typical relative difference of two measurements of one case
-    complete: whether everything was measured together, so that nothing needs to be assumed
-    budget:   seconds that may be spent on further measurements
+    seconds: by case
+    spread:  typical relative difference of the repeats of one case
     """
 
     setup: Setup
     seconds: dict[Case, float] = field(default_factory=dict)
-    taken: dict[Case, int] = field(default_factory=dict)
     spread: float = 0.0
-    complete: bool = False
-    budget: float = 0.0
+
+    @property
+    def usable(self) -> bool:
+        """Whether the machine was quiet enough while they were measured."""
+        return self.spread <= MAX_SPREAD
 
     @property
     def key(self) -> str:
         """The same for the same measured seconds: corrections of others say nothing about these."""
         return hashlib.sha256(repr(sorted(self.seconds.items())).encode()).hexdigest()[:16]
-
-    def save(self) -> bool:
-        """Save them in place of all others; whether the cache can be written."""
-        record = asdict(self)
-        for name in ("seconds", "taken"):
-            record[name] = [[*case, value] for case, value in getattr(self, name).items()]
-        with contextlib.suppress(OSError):
-            write_private_text(self.setup.path, json.dumps(record), durable=False)
-            return True
-        return False
-
-    def add_to_saved(self) -> None:
-        """Save them beside those of other processes, the shortest of each case.
-
-        An overhead belongs to the one-row call that it was measured beside.
-        """
-        there, one_row = saved_timings(self.setup), ("call", 1, SHORT_CONTEXT)
-        if there.complete and not self.complete:
-            return
-        if there.complete == self.complete:
-            mine, theirs = self.seconds, there.seconds
-            quicker = min(mine, theirs, key=lambda of: of.get(one_row, math.inf))
-            overheads = {c: s for c, s in (mine | theirs | quicker).items() if c[0] == "overhead"}
-            for case, seconds in theirs.items():
-                mine[case] = min(seconds, mine.get(case, seconds))
-            mine |= overheads
-            raise_overheads(mine)
-            self.taken = there.taken | self.taken
-        self.save()
-
-
-def raise_overheads(seconds: dict[Case, float]) -> None:
-    """Raise the overheads to the least that can be: half a one-row call less than nothing."""
-    call = seconds.get(("call", 1, SHORT_CONTEXT), math.inf)
-    for case in [case for case in seconds if case[0] == "overhead"]:
-        seconds[case] = max(seconds[case], -call / 2)
-
-
-def saved_timings(setup: Setup) -> Timings:
-    """Load the times measured on this setup; no times if the file is missing or damaged."""
-    try:
-        stored = json.loads(setup.path.read_text(encoding="utf-8"))
-        seconds = {(str(k), int(a), int(b)): float(s) for k, a, b, s in stored.pop("seconds")}
-        taken = {(str(k), int(a), int(b)): int(n) for k, a, b, n in stored.pop("taken")}
-        given = {"setup": Setup(**stored["setup"]), "seconds": seconds, "taken": taken}
-        found = Timings(**{**stored, **given})
-        call = seconds.get(("call", 1, SHORT_CONTEXT), 0.0)
-        least = {"call": 1e-9, "draft": 1e-9, "overhead": -call / 2}
-        usable = all(least[kind] <= s < math.inf for (kind, *_), s in seconds.items())
-        shortest = {"call": 1, "draft": 2, "overhead": 1}
-        usable = usable and all(a >= 1 and b >= shortest[kind] for kind, a, b in seconds)
-        usable = usable and 0 <= found.spread < math.inf and math.isfinite(found.budget)
-        usable = usable and (call > 0 or not found.complete)
-    except Exception:  # a damaged file may hold anything
-        return Timings(setup)
-    return found if usable and found.setup == setup else Timings(setup)

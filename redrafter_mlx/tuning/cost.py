@@ -4,13 +4,12 @@ Kernels change at certain row counts, so the time of a target's call is a stairc
 rows, not a line: one more row can cost nothing, or double the call. The curve is kept as a
 step function: a row count between two measured ones costs as much as the upper one.
 
-Unmeasured costs are assumed, as ratios of a one-row call. The ratios are rough: with them the first
-answers draft with a shape that is safe on this kind of machine, and do not wait for measurements.
+Until they are measured, costs are assumed, as ratios of a one-row call. The ratios are rough; what
+steps really take corrects them, see `corrections`.
 """
 
 from __future__ import annotations
 
-import statistics
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,30 +18,19 @@ from itertools import pairwise
 import numpy as np
 
 from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.tuning.timings import LONG_CONTEXT, SHORT_CONTEXT, Setup, Timings
+from redrafter_mlx.tuning.timings import LONG_CONTEXT, SHORT_CONTEXT, Case, Setup, Timings
 
-ROWS = (*range(1, 18), 20, 24, 28, 32)
-LONG_ROWS = (1, 8, 16, 32)
-"""Query rows of the timed calls at the two contexts; only attention depends on the context."""
-
-MOST_NODES = ROWS[-1]
-"""Maximum number of nodes of one sequence's tree."""
-
-BATCH_ROWS = (40, 48, 64, 96, 128)
-"""Query rows that only batches reach. Matrix products treat tree nodes and batch rows alike."""
-
-FEW_ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 24, 32)
-"""Query rows whose cost is assumed until it is measured."""
-
-DRAFT_LENGTHS = (2, 4, 8)
-"""Beam lengths at which drafting is timed; each further level repeats the same work."""
-
-BATCHES, BATCH_LENGTHS = (2, 4, 8), (2, 4)
-"""Batch rows and beam lengths at which batched drafting with the widest beams is timed."""
+MAX_NODES = 32
+"""Maximum number of nodes of one sequence's tree: more query rows are not measured."""
 
 LEVEL_COST = 0.07
 """Cost of a level of a recurrent drafter's one-beam search, as a share of a one-row call."""
 
+OVERHEADS = {PLAIN: 0.02, BeamShape(1, 2): 0.04, BeamShape(2, 4): 0.08}
+"""Assumed cost of the rest of a step, as a share of a one-row call, by the shape that it is timed
+with: plain, one beam, several beams."""
+
+_ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 24, 32)
 _CALL = {
     # Two threads of an AMD EPYC with MKL or OpenBLAS, float32: products of 2 to 16 rows.
     "cpu": (1.0, 1.0, 1.5, 1.55, 1.65, 1.75, 1.9, 2.1, 2.3, 2.5, 3.0, 3.6),
@@ -52,17 +40,12 @@ _CALL = {
     # Weights are read once for all of these rows.
     "cuda": (1.0, 1.02, 1.03, 1.04, 1.05, 1.06, 1.1, 1.12, 1.15, 1.2, 1.3, 1.4),
 }
+"""Assumed cost of a call of so many query rows, as a multiple of a one-row call."""
+
 _LONGER, _FURTHER_BEAM = 0.15, 0.1
-"""Shares that the long context adds to a call, and a further beam to a level of beam search."""
+"""Assumed shares that the long context adds to a call, and a further beam to a level."""
 
-OVERHEADS = {PLAIN: 0.02, BeamShape(1, 2): 0.04, BeamShape(2, 4): 0.08}
-"""Assumed cost of the rest of a step, as a share of a one-row call, by the shape that it is timed
-with: plain, one beam, several beams."""
-
-_LEAST_LEVEL = 1e-3
-"""Minimum cost of a drafter's level, as a share of a one-row call; it divides measured costs."""
-
-_LEAST_RISE = 0.1
+_MIN_RISE = 0.1
 """Minimum relative rise of a cliff."""
 
 
@@ -79,7 +62,7 @@ class CostModel:
     chain_overhead: the same with one beam, whose accepted path needs no reordering in the cache
     tree_overhead:  the same with several beams
     spread:         typical relative difference of two measurements of one case
-    assumed_rows:   query rows at the short context whose seconds are assumed
+    assumed:        whether nothing is measured; seconds are then in units of a one-row call
     """
 
     setup: Setup
@@ -92,23 +75,14 @@ class CostModel:
     chain_overhead: float
     tree_overhead: float
     spread: float
-    assumed_rows: tuple[int, ...] = ()
+    assumed: bool = False
 
     @property
-    def assumed(self) -> bool:
-        """Whether some of the costs are assumed."""
-        return bool(self.assumed_rows)
-
-    def is_assumed(self, nodes: int, batch: int = 1) -> bool:
-        """Whether the seconds of the target's call on `batch` trees are assumed."""
-        return _upper(self.short, batch * nodes)[0] in self.assumed_rows
-
-    @property
-    def most_nodes(self) -> int:
+    def max_nodes(self) -> int:
         """Maximum number of nodes of one sequence's tree."""
-        return min(self.short[-1][0], MOST_NODES)
+        return min(self.short[-1][0], MAX_NODES)
 
-    def verify(self, nodes: int, context: int, batch: int = 1) -> float:
+    def verify(self, nodes: int, context: float, batch: int = 1) -> float:
         """Return the seconds of the target's call on `batch` trees after at most `context` tokens.
 
         Matrix products take as long as those of one tree with as many nodes; attention reads as
@@ -130,7 +104,7 @@ class CostModel:
         beams = width * batch
         measured = sorted({w for w, *_ in self.draft})
         if length == 1 or not measured:
-            return 0.0  # without a drafter, copies are made on the host
+            return 0.0  # without a drafter, continuations are found on the host
         w = next((m for m in measured if m >= beams), measured[-1])
         line = sorted((n, s) for m, n, s in self.draft if m == w)
         return _on_line(line, length) * max(1.0, beams / w)
@@ -139,7 +113,7 @@ class CostModel:
         """Return the seconds of a drafted step without its call and its drafting."""
         return self.chain_overhead if width == 1 else self.tree_overhead
 
-    def step(self, shape: BeamShape, context: int, batch: int = 1) -> float:
+    def step(self, shape: BeamShape, context: float, batch: int = 1) -> float:
         """Return the seconds of a whole step; length 1 is plain decoding."""
         if shape.length == 1:
             return self.verify(1, context, batch) + self.plain_overhead
@@ -151,8 +125,8 @@ class CostModel:
 
         Each maps to the relative rise of the call's time at the short context.
         """
-        least = max(_LEAST_RISE, 2 * self.spread)
-        of_trees = [pair for pair in self.short if pair[0] <= MOST_NODES]
+        least = max(_MIN_RISE, 2 * self.spread)
+        of_trees = [pair for pair in self.short if pair[0] <= MAX_NODES]
         jumps = {r: after / before - 1 for (r, before), (_, after) in pairwise(of_trees)}
         return {rows: jump for rows, jump in jumps.items() if jump > least}
 
@@ -160,66 +134,51 @@ class CostModel:
 def cost_model(
     timings: Timings, backend: str, widest: int, level_cost: float = LEVEL_COST
 ) -> CostModel:
-    """Return the cost model of measured times; unless they are complete, the others are assumed.
+    """Return the cost model of measured times, or the assumed one if nothing is measured.
 
     Args:
       backend: "cpu", "apple" or "cuda"; another one is treated as "cuda"
       widest: maximum number of the drafter's beams, 0 without a drafter
       level_cost: cost of the drafter's level with one beam, as a share of a one-row call
-    Raises:
-      ValueError: complete timings without a one-row call
     """
-    timed, level_cost = timings.seconds, max(level_cost, _LEAST_LEVEL)
-    # Without a measured one-row call, all seconds are in units of it.
-    unit = timed.get(("call", 1, SHORT_CONTEXT), 1.0)
+    seconds = timings.seconds or _assumed(backend, widest, level_cost)
 
-    def measured(kind: str) -> dict[tuple[int, int], float]:
-        return {(a, b): s for (k, a, b), s in timed.items() if k == kind}
+    def measured(kind: str) -> list[tuple[int, int, float]]:
+        return sorted((a, b, s) for (k, a, b), s in seconds.items() if k == kind)
 
-    def draft_ratio(width: int, length: int) -> float:
-        return level_cost * (length - 1) * (1 + _FURTHER_BEAM * (width - 1))
-
-    calls, draft = measured("call"), measured("draft")
-    short = {rows: s for (rows, at), s in calls.items() if at == SHORT_CONTEXT}
-    long = {rows: s for (rows, at), s in calls.items() if at == LONG_CONTEXT}
-    assumed: tuple[int, ...] = ()
-    if not timings.complete:
-        assumed = tuple(rows for rows in FEW_ROWS if rows not in short)
-        ratios = zip(FEW_ROWS, _CALL.get(backend, _CALL["cuda"]), strict=True)
-        short = {rows: unit * ratio for rows, ratio in ratios} | short
-        # Unmeasured drafting is scaled like measured drafting, relative to the assumed ratios.
-        ratio = statistics.median([s / draft_ratio(*case) for case, s in draft.items()] or [unit])
-        grid = [(w, n) for w in range(1, widest + 1) for n in DRAFT_LENGTHS]
-        draft = {case: draft_ratio(*case) * ratio for case in grid} | draft
-    if 1 not in short:
-        raise ValueError("no one-row call was measured")
-    plain, chain, tree = (
-        timed.get(("overhead", s.width, s.length), unit * share) for s, share in OVERHEADS.items()
-    )
+    short = tuple((rows, s) for rows, at, s in measured("call") if at == SHORT_CONTEXT)
+    long = tuple((rows, s) for rows, at, s in measured("call") if at == LONG_CONTEXT)
+    plain, chain, tree = (seconds["overhead", s.width, s.length] for s in OVERHEADS)
     return CostModel(
         setup=timings.setup,
         short_context=SHORT_CONTEXT,
         long_context=LONG_CONTEXT,
-        short=tuple(sorted(short.items())),
-        long=tuple(sorted(long.items())) or tuple((r, s * (1 + _LONGER)) for r, s in short.items()),
-        draft=tuple(sorted((w, n, s) for (w, n), s in draft.items())),
+        short=short,
+        long=long or short,
+        draft=tuple(measured("draft")),
         plain_overhead=plain,
         chain_overhead=chain,
         tree_overhead=tree,
         spread=timings.spread,
-        assumed_rows=assumed,
+        assumed=not timings.seconds,
     )
+
+
+def _assumed(backend: str, widest: int, level_cost: float) -> dict[Case, float]:
+    """Return assumed times of every kind, in units of a one-row call."""
+    calls = dict(zip(_ROWS, _CALL.get(backend, _CALL["cuda"]), strict=True))
+    found: dict[Case, float] = {("call", r, SHORT_CONTEXT): ratio for r, ratio in calls.items()}
+    found |= {("call", r, LONG_CONTEXT): ratio * (1 + _LONGER) for r, ratio in calls.items()}
+    for width in range(1, widest + 1):
+        level = level_cost * (1 + _FURTHER_BEAM * (width - 1))
+        found |= {("draft", width, length): level * (length - 1) for length in (2, 8)}
+    return found | {("overhead", s.width, s.length): share for s, share in OVERHEADS.items()}
 
 
 def _at(curve: Sequence[tuple[int, float]], rows: int) -> float:
     """Return the seconds of the next measured row count; proportional to rows after the last."""
-    measured, seconds = _upper(curve, rows)
+    measured, seconds = curve[min(bisect_left(curve, (rows,)), len(curve) - 1)]
     return seconds * max(1.0, rows / measured)
-
-
-def _upper(curve: Sequence[tuple[int, float]], rows: int) -> tuple[int, float]:
-    """Return the next measured row count and its seconds, or else the last ones."""
-    return curve[min(bisect_left(curve, (rows,)), len(curve) - 1)]
 
 
 def _on_line(line: Sequence[tuple[int, float]], x: int) -> float:

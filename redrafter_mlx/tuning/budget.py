@@ -1,15 +1,14 @@
 """Probe budget: the time that may be spent on trying shapes that seem to promise more.
 
-A share of all time goes into it. It is shared by all batches of a model, so that many short
-answers pay no more for probes than one long answer does. The gain of a probe is paid back, so that
-a successful probe is followed by another at once.
+A share of all time goes into it. The gain of a probe is paid back, so that a successful probe is
+followed by another at once.
 """
 
 from __future__ import annotations
 
 import math
 
-_MOST_PROBES = 3
+_MAX_PROBES = 3
 """Maximum number of probes that the budget can hold: one failed probe does not end a series."""
 
 
@@ -24,17 +23,17 @@ class ProbeBudget:
 
         Returns False if there is not enough; `income`, the step's share, is added in any case.
         """
-        self.seconds = min(self.seconds + income, _MOST_PROBES * max(price, 0.0))
+        self.seconds = min(self.seconds + income, _MAX_PROBES * max(price, 0.0))
         if self.seconds < price:
             return False
         self.seconds -= price
         return True
 
-    def add(self, seconds: float) -> None:
-        """Add what a probe gained, which is negative for a loss."""
-        self.seconds += seconds
-
     def start_empty(self) -> None:
         """Take back the initial budget if nothing was paid from it: a probe hardly pays."""
         if self.seconds == math.inf:
             self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Add what a probe gained, which is negative for a loss."""
+        self.seconds += seconds

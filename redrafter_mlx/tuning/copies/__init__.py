@@ -1,1 +1,0 @@
-"""Copies of the text: whether and how many of them are verified."""

@@ -1,0 +1,224 @@
+"""Corrections of the cost model: by how much steps differ from its predictions, by query rows.
+
+A profile takes some seconds on a machine that may be busy with other work, and the shape that
+looks cheapest among fifty is usually one whose cost was measured too low. So the predicted time of
+each row count is corrected by its own steps, compared with plain steps of the same moment: if all
+steps become slower, no other shape is chosen.
+
+Only plain steps serve as the measure. If the steps of a row count were compared with each other,
+directly or by way of a third, their correction would wander off by chance: each would be taken
+relative to the last ones, however far those have come.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_RECENT, _COMPARED = 6, 3
+"""Number of steps that are compared with each other, and the minimum number of one kind in them
+with whose median a step of another kind is compared: a slow step or two correct nothing, and in a
+minute a machine may have become twice as fast (test_step_times)."""
+
+_ENOUGH, _MAX = 2, 9
+"""Minimum and maximum number of a kind's last comparisons, whose median is its correction: wrong
+costs are found out within 40 steps (test_corrections)."""
+
+_FORGET_EVERY = 96
+"""Number of timed steps after which one comparison of each drafted kind that seemed too expensive
+is forgotten, so that it is tried again (test_what_was_dear_is_tried_again)."""
+
+_CHANGE = 1.25
+"""Factor by which a comparison differs from the others if something has changed: plain steps are
+then taken more often (test_a_change_of_what_drafts_cost_is_noticed)."""
+
+PLAIN_KIND = 1
+"""The kind of plain steps."""
+
+
+def kind_of(rows: int, *, waited: bool) -> int:
+    """Return the kind of a step: steps of one kind are corrected alike.
+
+    It is the number of query rows. Steps that the host built after reading, while the device
+    waited, are kinds of their own: minus the row count, rounded up to a power of four, as few have
+    the same one.
+    """
+    bits = (rows - 1).bit_length()
+    return -(1 << bits + bits % 2) if waited else rows
+
+
+class BatchCorrections:
+    """Step times of one class of batch sizes, relative to their predictions.
+
+    used: the kinds of steps that this process has taken
+    """
+
+    def __init__(self) -> None:
+        self.used: set[int] = set()
+        self._recent: deque[tuple[int, float]] = deque(maxlen=_RECENT)  # kind, measured / predicted
+        self._ratios: dict[int, deque[float]] = {}  # by kind, relative to plain steps
+        self._drafted: deque[float] = deque(maxlen=_MAX)  # the same of any drafted kind
+        self._factors: dict[int, float] = {}  # of known kinds
+        self._others = 1.0  # factor of the other drafted kinds
+        self._since_plain = self._since_forgotten = self._untimed = 0  # steps
+        self._due = self._repeat = False  # whether a plain step that was due is unread, or untimed
+
+    def learn(self, kind: int, predicted: float, seconds: float | None) -> bool:
+        """Record a step; return whether that changed a correction. None: it was not timed."""
+        self.used.add(kind)
+        if kind == PLAIN_KIND and self._due:
+            self._due, self._repeat = False, seconds is None
+        if seconds is None:
+            self._untimed += 1
+            return False
+        self._untimed = 0
+        ratio, compared = seconds / predicted, list[tuple[int, float]]()
+        if kind == PLAIN_KIND:
+            drafted = [one for one in self._recent if one[0] > PLAIN_KIND]
+            for other in {of for of, _ in self._recent} - {PLAIN_KIND}:
+                theirs = [each for of, each in self._recent if of == other]
+                if len(theirs) >= _COMPARED:
+                    compared.append((other, statistics.median(theirs) / ratio))
+            if len(drafted) >= _COMPARED:
+                self._drafted.append(statistics.median([each for _, each in drafted]) / ratio)
+        else:
+            # A kind that is not known yet is compared with others, too: that leads nowhere else.
+            known, anchored = kind in self._factors, self.settled(PLAIN_KIND)
+            comparable = [
+                each / self.correction(of)
+                for of, each in self._recent
+                if of == PLAIN_KIND or (not known and anchored and of != kind)
+            ]
+            if len(comparable) >= _COMPARED:
+                compared.append((kind, ratio / statistics.median(comparable)))
+        self._recent.append((kind, ratio))
+        for other, relative in compared:
+            self._ratios.setdefault(other, deque(maxlen=_MAX)).append(relative)
+        self._since_forgotten += 1
+        if forgets := self._since_forgotten == _FORGET_EVERY:
+            self._since_forgotten = 0
+            self._forget([kind for kind in self._ratios if kind > 0])
+        return self._find_factors() if compared or forgets or kind == PLAIN_KIND else False
+
+    def slowness(self) -> float | None:
+        """Return the recent ratio of measured to corrected seconds; None before the first step."""
+        ratios = [ratio / self.correction(kind) for kind, ratio in self._recent]
+        return statistics.median(ratios) if ratios else None
+
+    def known(self, kind: int) -> bool:
+        """Whether enough steps of this kind were compared with plain ones."""
+        return kind == PLAIN_KIND or kind in self._factors
+
+    def settled(self, kind: int) -> bool:
+        """Whether the correction of drafted steps of a kind, or of any, is known and still holds.
+
+        Its last comparison differs where drafts have become more expensive, or less.
+        """
+        if kind == PLAIN_KIND:
+            return bool(self._factors) or len(self._drafted) >= _ENOUGH
+        factor = self._factors.get(kind, 0.0)
+        return factor > 0 and 1 / _CHANGE < self._ratios[kind][-1] / factor < _CHANGE
+
+    def correction(self, kind: int) -> float:
+        """Return the factor on the predicted seconds of a step of this kind.
+
+        It is 1 for plain steps. If too few drafted steps of a kind were compared, it is that of
+        others: the profile may be wrong about one row, with which all are compared.
+        """
+        return self._factors.get(kind, self._others if kind > PLAIN_KIND else 1.0)
+
+    def plain_is_due(self, every: int) -> bool:
+        """Count a step that is about to be chosen; whether it should be plain, as one in `every`.
+
+        One that was not timed, as it compiled its graph, is repeated once. None is due where no
+        steps are timed.
+
+        Steps with drafts alone cannot tell that drafts became more expensive (on a hot machine, or
+        one without mains power) from a machine that became slower for all steps.
+        """
+        self._since_plain += 1
+        if self._repeat:
+            self._repeat = False
+            return True
+        if self._since_plain < every or self._untimed > _RECENT:
+            return False
+        self._since_plain, self._due = 0, True
+        return True
+
+    def to_record(self) -> list[object]:
+        """Return a record for a file; `restore` is the inverse."""
+        ratios = [[kind, [*ratios]] for kind, ratios in self._ratios.items() if ratios]
+        return [self._since_forgotten, ratios]
+
+    def restore(self, since: int, by_kind: Sequence[tuple[int, Sequence[float]]]) -> None:
+        """Go on with another process's comparisons; raises ValueError for what cannot be any."""
+        for kind, ratios in by_kind:
+            if not ratios or not all(0 < ratio < math.inf for ratio in ratios):
+                raise ValueError(f"{ratios} cannot have been measured")
+            self._ratios[int(kind)] = deque(ratios, _MAX)
+        self._since_forgotten = int(since) % _FORGET_EVERY
+        self._find_factors()
+
+    def begin_answer(self) -> None:
+        """Let another text try again the steps built after reading that seemed too expensive."""
+        self._forget([kind for kind in self._ratios if kind < 0])
+        self._find_factors()
+
+    def _forget(self, kinds: Sequence[int]) -> None:
+        """Forget one comparison of each of these kinds that seemed too expensive."""
+        for kind in kinds:
+            if statistics.median(self._ratios[kind] or [1.0]) > 1:
+                self._ratios[kind].popleft()
+
+    def _find_factors(self) -> bool:
+        """Find the corrections anew; return whether any changed."""
+        before = self._factors, self._others
+        self._factors = {
+            kind: statistics.median([1.0, *ratios])
+            for kind, ratios in self._ratios.items()
+            if len(ratios) >= _ENOUGH
+        }
+        sizes: dict[int, list[float]] = {}
+        for kind, factor in self._factors.items():
+            if kind > 0:
+                sizes.setdefault((kind - 1).bit_length(), []).append(factor)
+        # Row counts of about one size may be wrong alone; if all sizes are, it is the plain step.
+        found = [statistics.median(factors) for factors in sizes.values()]
+        self._others = statistics.median([1.0, *(found or self._drafted)])
+        return before != (self._factors, self._others)
+
+
+class Corrections:
+    """Corrections for all batch sizes.
+
+    Sizes are taken together up to each power of two: 1, 2, 3 and 4, 5 to 8. What predictions miss
+    grows slowly with the size, and where requests come and go, few steps have the same one.
+    """
+
+    def __init__(self) -> None:
+        self._by_class: dict[int, BatchCorrections] = {}
+
+    def of(self, batch: int) -> BatchCorrections:
+        """Return the corrections of the class of a batch size."""
+        return self._by_class.setdefault((batch - 1).bit_length(), BatchCorrections())
+
+    def begin_answer(self) -> None:
+        """Let the text of a new answer try again what was too expensive for others."""
+        for times in self._by_class.values():
+            times.begin_answer()
+
+    def to_record(self) -> dict[str, object]:
+        """Return a record for a file; `from_record` is the inverse."""
+        return {str(number): times.to_record() for number, times in self._by_class.items()}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Corrections:
+        """Read a record; raises ValueError, TypeError or KeyError if it cannot be corrections."""
+        found = cls()
+        for number, (since, ratios) in record.items():
+            found._by_class[int(number)] = times = BatchCorrections()
+            times.restore(since, ratios)
+        return found
