@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections import abc
 from collections.abc import Callable, Iterator
@@ -289,6 +290,27 @@ def test_a_caller_that_stops_reading_log_probabilities_holds_few_of_them(model: 
     assert sum(one.logprobs is not None for one in alive) < 100
     assert redrafter.status.running == 1
     assert [first.token, *(response.token for response in read)] == want
+    redrafter.close()
+
+
+def test_a_batch_that_is_not_read_holds_few_log_probabilities(model: nn.Module) -> None:
+    """Even while some of its answers wait for their places."""
+    redrafter = make(model, None, max_batch=2)
+    want = [tokens_of(redrafter, prompt, max_tokens=200) for prompt in PROMPTS]
+    read = redrafter.batch(PROMPTS, max_tokens=200, logprobs=True)
+    got = {next(read)[0]: 1}
+
+    def held() -> int:
+        return sum(isinstance(one, Response) for one in gc.get_objects())
+
+    wait_for(lambda: held() > 60)
+    time.sleep(0.5)
+    assert held() < 100
+    assert redrafter.status.waiting == 4
+    for i, response in read:
+        assert response.token == want[i][got.setdefault(i, 0)]
+        got[i] += 1
+    assert got == {i: len(tokens) for i, tokens in enumerate(want)}
     redrafter.close()
 
 

@@ -104,6 +104,11 @@ class Answer(Sequence):
         return self.cancelled or self.error is not None or self.text.finish_reason is not None
 
     @property
+    def awaited(self) -> bool:
+        """Whether its caller has nothing left to read."""
+        return self._unread() == 0
+
+    @property
     def ends_next(self) -> bool:
         return self.text.ends_next
 

@@ -241,15 +241,15 @@ class Scheduler:
     def _update_statuses(self) -> None:
         """Finish the answers that are over, and pause those whose callers are behind.
 
-        Where all would pause, they go on if another answer waits for their places: one caller may
-        read all of them in turn.
+        Where all would pause, they go on if a caller waits for another answer, which has no place:
+        it may be their own, and read all of them in turn.
         """
         for answer in self._running:
             answer.update_status()
         paused = [answer for answer in self._running if answer.status is Status.PAUSED]
         if self._prompts.reading or len(paused) < len(self._running):
             return
-        if self._waiting:
+        if any(answer.awaited for answer in self._waiting):
             for answer in paused:
                 answer.status = Status.RUNNING
         elif paused:
