@@ -1,8 +1,8 @@
 """Finds the BLAS that decodes fastest, for a Linux machine that has several.
 
 A process has one BLAS, loaded before MLX, so each library is measured in a separate process. The
-criterion is not the speed of matrix products, but the decoding rate that the cost model predicts
-with the best beam shape for that library.
+criterion is not the speed of matrix products, but the decoding rate that is expected of a usual
+drafter by the target's calls of a few rows. Nothing else of these processes is kept.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CLOSE = 0.75
 """Share of the fastest rate from which a library is measured again: in a busy minute the fastest
 may look slower than another one."""
 
-_LONGEST, _LEAST, _TIMES = 600.0, 60.0, 3.0
+_LONGEST, _LEAST, _TIMES = 600.0, 30.0, 3.0
 """Time limit of a measurement: _TIMES times the shortest so far, between _LEAST and _LONGEST s."""
 
 

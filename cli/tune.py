@@ -18,7 +18,7 @@ from redrafter_mlx.cpu.blas import BLAS
 from redrafter_mlx.drafting.names import NONE
 from redrafter_mlx.errors import BadInputError, RedrafterError
 from redrafter_mlx.runtime.busy_machine import BusyMachine
-from redrafter_mlx.weights import Progress, no_progress
+from redrafter_mlx.weights import Progress
 
 if TYPE_CHECKING:
     from redrafter_mlx.engine.engine import Redrafter
@@ -77,7 +77,7 @@ def command(
         restart_with(fastest)
     loaded, machine = opt.load_model(loading, chat_or=chat_or), BusyMachine.here()
     with progress_bars("measuring this machine", describe_percent) as progress, machine.watched():
-        tuning, expected = measure(loaded, again and fastest is None, progress, raw)
+        tuning, expected = measure(loaded, again, progress, raw)
     for note in machine.notes():
         Terminal.standard().note(note)
     from redrafter_mlx.cli.tune_advice import describe_advice, training_estimate, ways_to_draft
@@ -180,18 +180,23 @@ def _best(expected: ExpectedRates) -> BeamShape:
 
 
 def _main() -> None:
-    """Measure one BLAS library for `compare_libraries`, in a process started for it.
+    """Sample the calls of one BLAS library for `compare_libraries`, in a process started for it.
 
-    It reads the options from a line of standard input, which stays open as long as the result is
-    wanted, and prints tokens per second on standard output.
+    Nothing of it is kept: the fastest library is measured in full afterwards. It reads the options
+    from a line of standard input, which stays open as long as the result is wanted, and prints
+    tokens per second on standard output.
     """
+    from redrafter_mlx.tuning.advice import TRAINED, expected_speed
+
     loading = opt.ModelOptions(**json.loads(sys.stdin.readline()))
     threading.Thread(target=_end_with_input, daemon=True).start()
     try:
         loaded = opt.load_model(loading)  # which has a chat template, or --raw was given
-        raw = not loaded.tokenizer.has_chat_template
-        _, expected = measure(loaded, True, no_progress, raw)
-        print(expected[_best(expected)][1], flush=True)
+        tuning = loaded.tuning
+        if tuning is None:
+            raise BadInputError(_NO_SHAPES)
+        costs = loaded.thread.run(tuning.sampled_costs)
+        print(expected_speed(TRAINED, costs, costs.short_context).tokens_per_second, flush=True)
     except RedrafterError:
         sys.exit(1)  # the process that compares gets the same error, and shows it
 

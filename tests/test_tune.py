@@ -722,3 +722,23 @@ def test_an_answer_begins_while_costs_are_measured(
     monkeypatch.setattr(Profiler, "measure", measure)
     tuner.measure()
     assert begun
+
+
+def test_sampling_a_library_uses_and_keeps_nothing(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its calls alone are timed, each after one like it."""
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
+    tuner, calls = tuner_of(model), list[Call]()
+
+    def recording(_: Target, call: Call, times: int) -> float:
+        calls.append(call)
+        return 1.0 / times
+
+    time_calls_by(monkeypatch, recording)
+    before = tuner.costs
+    sampled = tuner.sampled_costs()
+    assert sampled.verify(8, 128) == 1.0
+    assert len(calls) < 100
+    assert tuner.costs is before
+    assert not [*tmp_path.iterdir()]

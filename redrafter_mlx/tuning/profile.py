@@ -17,7 +17,7 @@ from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.tuning.cost import MAX_NODES
+from redrafter_mlx.tuning.cost import MAX_NODES, OVERHEADS
 from redrafter_mlx.tuning.overheads import measure_overheads
 from redrafter_mlx.tuning.timed_calls import (
     Call,
@@ -26,7 +26,14 @@ from redrafter_mlx.tuning.timed_calls import (
     seconds_of,
     verification_call,
 )
-from redrafter_mlx.tuning.timings import LONG_CONTEXT, MAX_SPREAD, SHORT_CONTEXT, Case, Timings
+from redrafter_mlx.tuning.timings import (
+    LONG_CONTEXT,
+    MAX_SPREAD,
+    SHORT_CONTEXT,
+    Case,
+    Setup,
+    Timings,
+)
 
 ROWS, LONG_ROWS = (*range(1, 18), 20, 24, 28, 32), (1, 8, 16, 32)
 """Query rows of the timed calls at the two contexts; only attention depends on the context."""
@@ -39,6 +46,9 @@ BATCH_ROWS, BATCHES, BATCH_LENGTHS = (40, 48, 64, 96, 128), (2, 4, 8), (2, 4)
 
 _FIRST = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 24, 32)
 """Query rows that are timed first, and alone where calls take seconds."""
+
+_SAMPLED = (1, 2, 4, 8)
+"""Query rows of the calls by which libraries are compared."""
 
 _BUDGET, _PATIENCE = 12.0, 4
 """Seconds for the first call of every case, again for repeats, and again for overheads; and how
@@ -107,6 +117,15 @@ class Profiler:
         seconds |= {case: max(s, -one_row / 2) for case, s in rest.items()}
         report(1.0)
         return Timings(known.setup, seconds, spread)
+
+    def sample(self, setup: Setup) -> Timings:
+        """Time a few calls of few rows, to compare libraries of matrix products in seconds."""
+        calls: list[Case] = [("call", rows, SHORT_CONTEXT) for rows in _SAMPLED]
+        with self._target.in_use():
+            rounds = self._rounds(calls, {}, lambda _: None, _BUDGET / _PATIENCE)
+        seconds = {case: min(times) for case, times in rounds.items()}
+        rest: dict[Case, float] = {("overhead", s.width, s.length): 0.0 for s in OVERHEADS}
+        return Timings(setup, seconds | rest, _spread(rounds))
 
     def _drafted(self, lengths: Sequence[int]) -> list[int]:
         """Return these lengths, cut to what the drafter can draft, each once."""

@@ -107,6 +107,12 @@ class Tuner:
                 self._use_timings()
                 self.kept = self._save(measured=True)
 
+    def sampled_costs(self) -> CostModel:
+        """Time a few calls and return what they cost; nothing is used or saved."""
+        self._target.lock.check()
+        with self._measuring:
+            return self._cost_model(self._profiler.sample(self.setup))
+
     def best_shape(
         self,
         width: int | None = None,
