@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import abc
+from dataclasses import replace
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -12,6 +13,7 @@ from redrafter_mlx.decoding.sequence import Sequence, Status
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.state import DecodeState, Drafts
 from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.response import StepResult
 from redrafter_mlx.target_model.cache_slots import round_up
 from redrafter_mlx.target_model.kv_cache import SPARE_STEP, planned_capacity
 
@@ -66,6 +68,23 @@ class BuiltStep(NamedTuple):
         """Upper bound of the committed length of its sequences, once its report is read."""
         committed = max(s.committed for s in self.sequences if s is not None)
         return committed + (0 if self.report is None else self.report.max_committed)
+
+    def add(
+        self, read: abc.Sequence[StepResult], seconds: float | None
+    ) -> dict[Sequence, StepResult]:
+        """Add the results by batch row to the sequences that have not ended, and return them.
+
+        No time is a step's with a sequence that has ended: it would be that of fewer sequences.
+        """
+        unread = self.with_status(Status.RUNNING, Status.PAUSED, Status.PREFILL)
+        if len(unread) < len(self.sequences):
+            seconds = None
+        results = {}
+        for b, sequence in unread:
+            timed = None if sequence.status is Status.PREFILL else seconds
+            results[sequence] = replace(read[b], seconds=timed)
+            sequence.add(results[sequence])
+        return results
 
     def alone(self, b: int, drafter: Drafter | None) -> BuiltStep:
         """Return the state of one sequence, a copy of its own; its report has been read."""

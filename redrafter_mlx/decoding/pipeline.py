@@ -294,21 +294,15 @@ class Pipeline:
             mx.clear_cache()
 
     def _read(self, steps: abc.Sequence[BuiltStep], order: Order) -> dict[Sequence, StepResult]:
-        """Read what every sequence has emitted, and add it to those that go on."""
-        results, seconds = {}, None
+        """Read what every sequence has emitted, and add it to those that have not ended."""
+        results: dict[Sequence, StepResult] = {}
         for step in steps:
-            if step.report is None:
-                continue
-            unread = step.with_status(Status.RUNNING, Status.PAUSED, Status.PREFILL)
-            read = step.report.read()
-            if step is steps[0]:  # the sequences of the others have joined
-                seconds = self._clock.read(order)
-                if len(unread) < len(step.sequences):
-                    seconds = None  # it would be taken for a step of fewer sequences
-            for b, sequence in unread:
-                timed = None if sequence.status is Status.PREFILL else seconds
-                results[sequence] = replace(read[b], seconds=timed)
-                sequence.add(results[sequence])
+            if step.report is not None:
+                read = step.report.read()
+                seconds = (
+                    self._clock.read(order) if step is steps[0] else None
+                )  # others have joined
+                results |= step.add(read, seconds)
         return results
 
     def _remove_ended(self) -> Ended:
