@@ -308,17 +308,35 @@ def test_no_time_is_reported_of_a_step_beside_which_a_graph_was_compiled(
     assert sum(compiled) == 4, "an extent of 64 slots each"
 
 
+class Recording(FixedPolicy):
+    """A fixed shape; keeps the steps that it is told of each sequence."""
+
+    def __init__(self, shape: BeamShape) -> None:
+        super().__init__(shape)
+        self.told = dict[Sequence, list[StepResult]]()
+
+    def learn(self, rows: abc.Sequence[Sequence], steps: abc.Sequence[StepResult]) -> None:
+        for row, step in zip(rows, steps, strict=True):
+            self.told.setdefault(row, []).append(step)
+        super().learn(rows, steps)
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("shape", [PLAIN, BeamShape(3, 4)])
 def test_sequences_that_are_paused_go_on_as_if_alone(shape: BeamShape, ahead: bool) -> None:
-    """At random steps, one or all of a batch; while they are paused, they take no steps."""
+    """At random steps, one or all of a batch; while they are paused, they take no steps.
+
+    The policy is told of all that they take: what it proposes depends on it, and by rejection, the
+    text of a seed depends on what is proposed.
+    """
     target = tiny()
     target.submits_ahead = ahead
     decoder = replace(drafted(target, shape), lookup=Lookup(1))
     for seed in range(6):
         rng = random.Random(seed)
         sequences = some(rng, 3, VARIOUS)
-        batch = Pipeline(decoder, FixedPolicy(shape))
+        policy = Recording(shape)
+        batch = Pipeline(decoder, policy)
         rows = [each.join(batch, decoder) for each in sequences]
         while batch.sequences:
             paused = [row for row in rows if row.status is Status.PAUSED]
@@ -332,6 +350,8 @@ def test_sequences_that_are_paused_go_on_as_if_alone(shape: BeamShape, ahead: bo
         for each in sequences:
             want = [r.tokens for r in each.alone(decoder).results]
             assert [r.tokens for r in each.results] == want
+        for row, each in zip(rows, sequences, strict=True):
+            assert policy.told.get(row, []) == each.results[1:]
 
 
 class Counting(FixedPolicy):

@@ -120,7 +120,7 @@ class Pipeline:
             return Advanced({}, [])
         shape = self._shape = self._policy.propose(sequences).shape
         order, slow = self._order(), self._decoder.target.slow_calls
-        running = [s for s in sequences if s.status is Status.RUNNING]
+        running = [s for s in sequences if s.status in (Status.RUNNING, Status.PAUSED)]
         if order is Order.SUBMIT_AHEAD:
             self._submit(self._ahead(shape))
             self._skip_slow_calls(slow)  # the host was late to read
