@@ -53,11 +53,13 @@ def kind_of(rows: int, *, waited: bool) -> int:
 class BatchCorrections:
     """Step times of one class of batch sizes, relative to their predictions.
 
-    used: the kinds of steps that this process has taken
+    used:    the kinds of steps that this process has taken
+    version: grows when corrections may have changed
     """
 
     def __init__(self) -> None:
         self.used: set[int] = set()
+        self.version = 0
         self._recent: deque[tuple[int, float]] = deque(maxlen=_RECENT)  # kind, measured / predicted
         self._ratios: dict[int, deque[float]] = {}  # by kind, relative to plain steps
         self._drafted: deque[float] = deque(maxlen=_MAX)  # the same of any drafted kind
@@ -176,6 +178,7 @@ class BatchCorrections:
     def _find_factors(self) -> bool:
         """Find the corrections anew; return whether any changed."""
         before = self._factors, self._others
+        self.version += 1
         self._factors = {
             kind: statistics.median([1.0, *ratios])
             for kind, ratios in self._ratios.items()

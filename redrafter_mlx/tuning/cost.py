@@ -30,7 +30,7 @@ OVERHEADS = {PLAIN: 0.02, BeamShape(1, 2): 0.04, BeamShape(2, 4): 0.08}
 """Assumed cost of the rest of a step, as a share of a one-row call, by the shape that it is timed
 with: plain, one beam, several beams."""
 
-_ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 24, 32)
+FEW_ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 24, 32)
 _CALL = {
     # Two threads of an AMD EPYC with MKL or OpenBLAS, float32: products of 2 to 16 rows.
     "cpu": (1.0, 1.0, 1.5, 1.55, 1.65, 1.75, 1.9, 2.1, 2.3, 2.5, 3.0, 3.6),
@@ -40,7 +40,7 @@ _CALL = {
     # Weights are read once for all of these rows.
     "cuda": (1.0, 1.02, 1.03, 1.04, 1.05, 1.06, 1.1, 1.12, 1.15, 1.2, 1.3, 1.4),
 }
-"""Assumed cost of a call of so many query rows, as a multiple of a one-row call."""
+"""Assumed cost of a call of FEW_ROWS query rows, as a multiple of a one-row call."""
 
 _LONGER, _FURTHER_BEAM = 0.15, 0.1
 """Assumed shares that the long context adds to a call, and a further beam to a level."""
@@ -166,7 +166,7 @@ def cost_model(
 
 def _assumed(backend: str, widest: int, level_cost: float) -> dict[Case, float]:
     """Return assumed times of every kind, in units of a one-row call."""
-    calls = dict(zip(_ROWS, _CALL.get(backend, _CALL["cuda"]), strict=True))
+    calls = dict(zip(FEW_ROWS, _CALL.get(backend, _CALL["cuda"]), strict=True))
     found: dict[Case, float] = {("call", r, SHORT_CONTEXT): ratio for r, ratio in calls.items()}
     found |= {("call", r, LONG_CONTEXT): ratio * (1 + _LONGER) for r, ratio in calls.items()}
     for width in range(1, widest + 1):

@@ -68,7 +68,6 @@ class TunedPolicy:
     """Chooses the proposals of one batch, step by step; a single answer is a batch of one.
 
     acceptance: statistics so far; the choice is among its shapes and plain decoding
-    max_batch:  size of the largest batch so far
     """
 
     def __init__(
@@ -83,7 +82,6 @@ class TunedPolicy:
         So each answer with assumed costs saves for its own probes, and a short one tries nothing.
         """
         self.acceptance = acceptance or AcceptanceStatistics(candidates(costs))
-        self.max_batch = 1
         self.shapes = (PLAIN, *self.acceptance.shapes)
         self._proposals = [Proposal(shape) for shape in self.shapes]
         self._numbers = {shape: i for i, shape in enumerate(self.shapes)}
@@ -186,8 +184,7 @@ class TunedPolicy:
         return {s: (n, n / seconds) for s, (n, seconds) in zip(self.shapes, pairs, strict=True)}
 
     def _look_up(self, length: int, batch: int) -> None:
-        if self._costs.look_up(length, batch):
-            self.max_batch, self._stale = max(self.max_batch, batch), True
+        self._stale = self._costs.look_up(length, batch) or self._stale
 
     def _choose(self) -> None:
         """Choose the best shape among those with enough evidence, and the shape to probe.

@@ -17,7 +17,7 @@ from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.tuning.cost import MAX_NODES, OVERHEADS
+from redrafter_mlx.tuning.cost import FEW_ROWS, MAX_NODES, OVERHEADS
 from redrafter_mlx.tuning.overheads import measure_overheads
 from redrafter_mlx.tuning.timed_calls import (
     Call,
@@ -43,9 +43,6 @@ DRAFT_LENGTHS = (2, 4, 8)
 
 BATCH_ROWS, BATCHES, BATCH_LENGTHS = (40, 48, 64, 96, 128), (2, 4, 8), (2, 4)
 """Query rows that only batches reach; their sizes and beam lengths at which drafting is timed."""
-
-_FIRST = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 24, 32)
-"""Query rows that are timed first, and alone where calls take seconds."""
 
 _SAMPLED = (1, 2, 4, 8)
 """Query rows of the calls by which libraries are compared."""
@@ -73,8 +70,8 @@ class Profiler:
 
     def cases(self, batch: int = 1) -> list[Case]:
         """Return the cases to measure for batches of up to `batch`, the most informative first."""
-        calls: list[Case] = [("call", rows, SHORT_CONTEXT) for rows in _FIRST]
-        more: list[Case] = [("call", rows, SHORT_CONTEXT) for rows in ROWS if rows not in _FIRST]
+        calls: list[Case] = [("call", rows, SHORT_CONTEXT) for rows in FEW_ROWS]
+        more: list[Case] = [("call", rows, SHORT_CONTEXT) for rows in ROWS if rows not in FEW_ROWS]
         long: list[Case] = [("call", rows, LONG_CONTEXT) for rows in LONG_ROWS]
         widths, lengths = range(1, self._widest + 1), self._drafted(DRAFT_LENGTHS)
         drafts: list[Case] = [("draft", w, n) for n in lengths for w in widths]

@@ -47,7 +47,7 @@ class ShapeCosts:
         self._numbers = {shape: i for i, shape in enumerate(shapes)}
         counts, self._of_count = np.unique(self.rows, return_inverse=True)
         self._counts: list[int] = counts.tolist()
-        self._context = -1
+        self._context = self._corrected = -1
 
     def look_up(self, length: int, batch: int) -> bool:
         """Look up the costs after `length` tokens; return whether there are new ones."""
@@ -60,15 +60,18 @@ class ShapeCosts:
             self._short = np.array([costs.step(s, 0, batch) for s in self._shapes])
             at = costs.long_context / batch
             self._longer = np.array([costs.step(s, at, batch) for s in self._shapes]) - self._short
-        self._context = context
+        self._context, self._corrected = context, -1
         beyond = batch * length - costs.short_context
         share = max(beyond / (costs.long_context - costs.short_context), 0.0)
         self._predicted: Array = self._short + share * self._longer
         return True
 
     def correct(self) -> None:
-        """Correct the predicted seconds by the measured ones."""
+        """Correct the predicted seconds by the measured ones, where either have changed."""
         times, of_count = self.times, self._of_count
+        if self._corrected == times.version:
+            return
+        self._corrected = times.version
         factors = np.array([times.correction(n) for n in self._counts])
         self.seconds: Array = self._predicted * factors[of_count]
         # Costs of one sequence that were measured are certain; those of batches are less so.

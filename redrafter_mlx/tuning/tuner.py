@@ -63,7 +63,6 @@ class Tuner:
             self._record = saved_record(self.setup, self._values)
         self.kept = self.measured
         self._profiler = Profiler(target, drafter, self.widest)
-        self._max_batch = 1
         self._lent: dict[TunedPolicy, AcceptMethod] = {}  # until they are recorded
         self._lock, self._measuring = threading.Lock(), threading.Lock()
         self._use_timings()
@@ -103,7 +102,6 @@ class Tuner:
                 )
             with self._lock:
                 self._record.timings, self._record.corrections = timings, Corrections()
-                self._expect_batches(batch)
                 self._use_timings()
                 self.kept = self._save(measured=True)
 
@@ -161,7 +159,6 @@ class Tuner:
         """Record what a batch has learned, when its policy is no longer used."""
         with self._lock:
             self._record.acceptance[self._lent.pop(policy)] = policy.acceptance
-            self._expect_batches(policy.max_batch)
             if not self._lent:
                 self._save()
 
@@ -170,21 +167,12 @@ class Tuner:
         with self._lock:
             self._lent.clear()
 
-    def _expect_batches(self, size: int) -> None:
-        """Choose shapes for batches of up to `size` sequences from now on."""
-        if size > self._max_batch:
-            self._max_batch = size
-            self._find_candidates()
-
     def _use_timings(self) -> None:
         """Choose by the measured times from now on."""
         self.costs = self._cost_model(self._record.timings)
         # With assumed costs, each answer pays for its own probes.
         self._budget = None if self.costs.assumed else ProbeBudget()
-        self._find_candidates()
-
-    def _find_candidates(self) -> None:
-        batches = (1,) if self._max_batch == 1 else (1, BATCHES[-1])
+        batches = (1, BATCHES[-1])
         self._candidates = candidates(self.costs, self.widest, self._limit, batches)
 
     def _cost_model(self, timings: Timings) -> CostModel:
