@@ -42,9 +42,6 @@ _PRIOR = 2.0
 _FIRST_CHANCE = 0.6
 """Assumed acceptance rate of an unknown drafter's first draft; such drafters are worth a try."""
 
-_RENEWED = 1 / 3
-"""Share of the lost trust in continuations that the next text begins with again."""
-
 _RESCUE = 0.35
 """Share of the misses that one more beam is assumed to catch, times the narrower beams' own
 acceptance rate: a drafter whose first guesses are worthless has no better second ones."""
@@ -71,12 +68,12 @@ class Trust:
         return min(accepted / expected, 1.0)
 
     def begin_answer(self) -> None:
-        """Move a part of the way back to full trust, for another text: one more is tried.
+        """Halve the evidence, for another text, so that full trust returns.
 
-        Otherwise no evidence could bring back a kind that is no longer tried.
+        Otherwise nothing could bring back a kind that is no longer tried.
         """
-        for kind in self._counts:
-            self._counts[kind] = 1.0, self.of(kind) + (1 - self.of(kind)) * _RENEWED
+        for kind, (expected, accepted) in self._counts.items():
+            self._counts[kind] = 1 + expected / 2, 1 + accepted / 2
 
     def to_record(self) -> dict[str, object]:
         """Return a record for a file; `from_record` is the inverse."""

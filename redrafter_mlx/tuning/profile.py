@@ -44,9 +44,6 @@ DRAFT_LENGTHS = (2, 4, 8)
 BATCH_ROWS, BATCHES, BATCH_LENGTHS = (40, 48, 64, 96, 128), (2, 4, 8), (2, 4)
 """Query rows that only batches reach; their sizes and beam lengths at which drafting is timed."""
 
-_SAMPLED = (1, 2, 4, 8)
-"""Query rows of the calls by which libraries are compared."""
-
 _BUDGET, _PATIENCE = 12.0, 4
 """Seconds for the first call of every case, again for repeats, and again for overheads; and how
 often that time the repeats may take while they differ too much: `tune` takes a minute on a quiet
@@ -117,7 +114,7 @@ class Profiler:
 
     def sample(self, setup: Setup) -> Timings:
         """Time a few calls of few rows, to compare libraries of matrix products in seconds."""
-        calls: list[Case] = [("call", rows, SHORT_CONTEXT) for rows in _SAMPLED]
+        calls: list[Case] = [("call", rows, SHORT_CONTEXT) for rows in FEW_ROWS[:6]]
         with self._target.in_use():
             rounds = self._rounds(calls, {}, lambda _: None, _BUDGET / _PATIENCE)
         seconds = {case: min(times) for case, times in rounds.items()}

@@ -15,10 +15,6 @@ from redrafter_mlx.tuning.acceptance import Trust
 _LENGTHS = (1, 3, 7, 15, 31)
 """Numbers of drafts in a continuation; few, because each row count needs its own compiled graph."""
 
-_BESIDE = 0.7
-"""Acceptance rate of a drafter's branches where the continuation next to them is wrong, as a share
-of their usual rate: both tend to fail at the same positions (assumed)."""
-
 
 class Revisable(NamedTuple):
     """What a continuation may replace or join in one sequence's tree.
@@ -104,6 +100,6 @@ def _revised(tree: Revisable, longest: int, join: bool, trust: Trust) -> Revised
         W, L, N = tree.shape.width, tree.shape.length, tree.shape.nodes
         shape = BeamShape(W + 1, max(L, count + 1), N + count)
     both = zip_longest(holds, branches, fillvalue=0.0)
-    accepted = [hold + (1 - hold) * _BESIDE * branch for hold, branch in both]
+    accepted = [hold + (1 - hold) * branch for hold, branch in both]
     proposal = Proposal(shape, [found], bool(branches))
     return RevisedTree(proposal, shape, 1 + sum(accepted), holds[-1])
