@@ -236,7 +236,8 @@ def test_acceptance_statistics_learn_from_unconstrained_answers_alone(
 ) -> None:
     """Answers with penalties or biases do not count either: they change the target, too."""
     # With this machine's measured step times, drafts might not pay.
-    monkeypatch.setattr("redrafter_mlx.tuning.step_times.SizeTimes.learn", lambda *_: None)
+    learn = "redrafter_mlx.tuning.corrections.BatchCorrections.learn"
+    monkeypatch.setattr(learn, lambda *_: False)
     model = Redrafter(byte_model(seed=1), byte_tokenizer(), random_drafter(vocab_size=258))
     assert model.tuning is not None
     altered: list[dict[str, object]] = [

@@ -42,8 +42,8 @@ def grammars() -> Grammars:
 
 @cache
 def model(drafted: bool = True) -> Redrafter:
-    drafter = random_drafter(vocab_size=258) if drafted else "lookup"
-    return Redrafter(byte_model(seed=1), byte_tokenizer(), drafter)
+    drafter = random_drafter(vocab_size=258) if drafted else None
+    return Redrafter(byte_model(seed=1), byte_tokenizer(), drafter, lookup=not drafted)
 
 
 def ids(text: str) -> list[int]:

@@ -62,7 +62,7 @@ def scripted(parser: Any) -> Scripted:
         tool_call_end=parser.tool_call_end,
         tool_parser=parser.parse_tool_call,
     )
-    return Scripted(byte_model(0, max_position_embeddings=2048), tokenizer, "lookup")
+    return Scripted(byte_model(0, max_position_embeddings=2048), tokenizer, lookup=True)
 
 
 MODELS = {

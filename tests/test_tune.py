@@ -739,6 +739,6 @@ def test_sampling_a_library_uses_and_keeps_nothing(
     before = tuner.costs
     sampled = tuner.sampled_costs()
     assert sampled.verify(6, 128) == 1.0
-    assert len(calls) < 100
+    assert len(calls) < 300
     assert tuner.costs is before
     assert not [*tmp_path.iterdir()]
