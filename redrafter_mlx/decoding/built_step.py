@@ -91,21 +91,26 @@ class BuiltStep(NamedTuple):
         sequence = self.sequences[b]
         assert sequence is not None, "it has left"
         slots = round_up(sequence.committed, SPARE_STEP)
-        return BuiltStep([sequence], self.state.take([b], slots, drafter), None)
+        state = self.state.take([b], slots, drafter)
+        if len(self.sequences) > 1:
+            _compute_copy(state.cache)
+        return BuiltStep([sequence], state, None)
 
     def ended(self, drafter: Drafter | None) -> Ended:
-        """Return the sequences that have ended, each with a cache for it alone.
-
-        Copies are computed at once: until then they would hold the buffers of the whole batch.
-        """
+        """Return the sequences that have ended, each with a cache for it alone."""
         ended: Ended = []
         for b, sequence in self.with_status(Status.FINISHED):
             cache = self.state.cache
             if len(self.sequences) > 1:
                 cache = cache.take([b], round_up(sequence.committed, SPARE_STEP), drafter)
-                mx.async_eval(*cache.target.buffers, *cache.of_drafter)
+                _compute_copy(cache)
             ended.append((sequence, cache))
         return ended
+
+
+def _compute_copy(cache: SequenceCache) -> None:
+    """Start computing a copy: until it is, it holds the buffers of the whole batch."""
+    mx.async_eval(*cache.target.buffers, *cache.of_drafter)
 
 
 def submit_verification(step: BuiltStep) -> None:

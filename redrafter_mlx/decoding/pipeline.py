@@ -299,9 +299,8 @@ class Pipeline:
         for step in steps:
             if step.report is not None:
                 read = step.report.read()
-                seconds = (
-                    self._clock.read(order) if step is steps[0] else None
-                )  # others have joined
+                # The sequences of the other steps have joined.
+                seconds = self._clock.read(order) if step is steps[0] else None
                 results |= step.add(read, seconds)
         return results
 
