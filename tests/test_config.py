@@ -125,6 +125,24 @@ def test_a_product_that_needs_all_cores_is_timed_less_often_than_one_that_does_n
 
 
 @pytest.mark.skipif(BLAS.library is None, reason="no optimised BLAS is loaded")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="one core")
+def test_a_core_left_to_the_host_on_a_busy_machine_is_taken_back_once_it_is_missed() -> None:
+    """Where it is never missed, that is asked ever more seldom."""
+    code = (
+        "import redrafter_mlx as r, redrafter_mlx.cpu.threads as threads\n"
+        "def uses(measured, times):\n"
+        "    found, seen, given = threads.Threads(r.BLAS.library), [], iter(measured)\n"
+        "    threads._slowdown = lambda *_: seen.append('measured') or next(given)\n"
+        "    for _ in range(times):\n"
+        "        with found.by_rows(): pass\n"
+        "    return len(seen), found.spares_a_core\n"
+        "print(*uses([0.95, 1.9], 99), *uses([1.9], 99), *uses([1.0] * 99, 64))"
+    )
+    unset = dict.fromkeys(THREAD_VARIABLES, "")
+    assert python(code, **unset) == "2 False 1 False 7 True"
+
+
+@pytest.mark.skipif(BLAS.library is None, reason="no optimised BLAS is loaded")
 def test_the_threads_for_few_rows_are_found_before_an_engine_computes_anything() -> None:
     """Its first products, still in flight, would take a core from those that are timed."""
     code = (

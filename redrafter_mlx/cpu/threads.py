@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 
 from redrafter_mlx.cpu.blas import BLAS, THREAD_VARIABLES
 
@@ -40,6 +41,8 @@ class Threads:
     def __init__(self, library: str | None) -> None:
         self.cores = _cores()
         self._library = None if library is None else ctypes.CDLL(library)
+        self._max_slowdown = 0.0  # measured so far
+        self._uses = 0
         self._setters: list[Callable[[int], object]] = []
         for name, kind in _SETTERS.items():
             if hasattr(self._library, name) and not any(map(os.environ.get, THREAD_VARIABLES)):
@@ -57,19 +60,22 @@ class Threads:
         Products of two to four rows take as long as reading the matrix. If one core fewer reads it
         about as fast, that core is left to the host, which builds and submits the next step.
         """
-        spared = 2 <= rows <= 4 and self.cores > 1 and self._spares_a_core
+        spared = 2 <= rows <= 4 and self.cores > 1 and self.spares_a_core
         self._use(self.cores - spared)
 
     @contextmanager
     def by_rows(self) -> Iterator[None]:
         """Context for calls of `prepare_for`; all cores are used before and after it.
 
-        What they need is measured here, if it was not before, while no product is in flight: one
-        would take a core from the products that are timed.
+        What they need is measured here, while no product is in flight: one would take a core from
+        the products that are timed. On a busy machine a core fewer seems to be enough, so what
+        says so is measured again at the second use, the fourth, the eighth and so on.
         """
         self.use_all_cores()
         try:
-            _ = self._spares_a_core
+            self._uses += 1
+            if self._uses & (self._uses - 1) == 0 and self._max_slowdown < _MAX_SLOWDOWN:
+                self._measure()
             yield
         finally:
             self.use_all_cores()
@@ -89,17 +95,22 @@ class Threads:
         for setter in self._setters:
             setter(threads)
 
-    @cached_property
-    def _spares_a_core(self) -> bool:
+    @property
+    def spares_a_core(self) -> bool:
         """Whether two-row products are about as fast with one core fewer."""
-        library, cores = self._library, self.cores
-        if not self._setters or cores == 1 or not hasattr(library, "cblas_sgemm"):
-            return False
-        assert library is not None
-        few, all_of_them = partial(self._use, cores - 1), partial(self._use, cores)
-        # In a thread that ends: the library's workers for it, awake, would take turns with others.
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(_slowdown, library, few, all_of_them).result() < _MAX_SLOWDOWN
+        if not self._max_slowdown:
+            self._measure()
+        return self._max_slowdown < _MAX_SLOWDOWN
+
+    def _measure(self) -> None:
+        """Measure the slowdown with one core fewer; other work can only make it seem smaller."""
+        library, cores, found = self._library, self.cores, math.inf
+        if self._setters and cores > 1 and hasattr(library, "cblas_sgemm"):
+            few, all_of_them = partial(self._use, cores - 1), partial(self._use, cores)
+            # In a thread that ends: its workers, awake, would take turns with those of others.
+            with ThreadPoolExecutor(1) as thread:
+                found = thread.submit(_slowdown, library, few, all_of_them).result()
+        self._max_slowdown = max(self._max_slowdown, found)
 
 
 def _cores() -> int:
