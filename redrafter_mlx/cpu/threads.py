@@ -105,7 +105,7 @@ class Threads:
     def _measure(self) -> None:
         """Measure the slowdown with one core fewer; other work can only make it seem smaller."""
         library, cores, found = self._library, self.cores, math.inf
-        if self._setters and cores > 1 and hasattr(library, "cblas_sgemm"):
+        if library is not None and self._setters and cores > 1 and hasattr(library, "cblas_sgemm"):
             few, all_of_them = partial(self._use, cores - 1), partial(self._use, cores)
             # In a thread that ends: its workers, awake, would take turns with those of others.
             with ThreadPoolExecutor(1) as thread:
