@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from distributions import sampled_probs
 from test_sampling import chi_square, critical
-from tiny import random_drafter, random_model
+from tiny import Words, random_drafter, random_model
 
 from redrafter_mlx.bench.measure.packing import pack_final, pack_separately
 from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
@@ -24,6 +24,7 @@ from redrafter_mlx.decoding.host_drafts import continuation_beams, continuation_
 from redrafter_mlx.decoding.proposal import Drafted
 from redrafter_mlx.decoding.state import Drafts
 from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.interface import Drafter, Seen
 from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
 from redrafter_mlx.speculation import rejection
@@ -123,6 +124,29 @@ def test_lossless_methods_keep_the_targets_joint_distribution(
 ) -> None:
     """Three tokens after a prompt over a vocabulary of 5: 125 sequences, 12,000 draws."""
     assert fits(shape, SamplingParams(1.0, accept=accept))
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.5])
+@pytest.mark.parametrize("seed", [0, 7], ids=["the target itself", "hostile"])
+def test_sampling_keeps_the_joint_distribution_where_drafts_know_the_noise(
+    seed: int, temperature: float
+) -> None:
+    """The target's own drafts are all accepted, as they are its draws; those of another are not."""
+    model, target = tiny_target()
+    words = Words(V)
+    other = random_model(seed=seed, vocab_size=V, num_hidden_layers=1)
+    itself = mx.array_equal(other.model.embed_tokens.weight, model.model.embed_tokens.weight)
+    assert itself.item() == (seed == 0)
+    drafter = DraftModel(other, words).bind(target, words)  # type: ignore[arg-type]
+    params = SamplingParams(temperature)
+    assert fits(BeamShape(2, 3), params, 2, drafter)
+    decoder = Decoder(target, drafter, BeamShape(2, 3), params)
+    state, first = decoder.start(
+        decoder.new_cache(ROWS), 0, [PROMPT] * ROWS, sequence_keys(3, ROWS)
+    )
+    _, output = decoder.step(state, len(PROMPT) + 1)
+    accepted = np.mean([len(result.tokens) - 1 for result in output.read()])
+    assert accepted == 2 if seed == 0 else accepted < 1.5
 
 
 @pytest.mark.parametrize("pack", [pack_final, pack_separately])
