@@ -141,7 +141,7 @@ def test_sampling_keeps_the_joint_distribution_where_drafts_know_the_noise(
     params = SamplingParams(temperature)
     assert fits(BeamShape(2, 3), params, 2, drafter)
     decoder = Decoder(target, drafter, BeamShape(2, 3), params)
-    state, first = decoder.start(
+    state, _ = decoder.start(
         decoder.new_cache(ROWS), 0, [PROMPT] * ROWS, sequence_keys(3, ROWS)
     )
     _, output = decoder.step(state, len(PROMPT) + 1)
