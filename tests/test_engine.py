@@ -735,7 +735,7 @@ def test_the_prefix_that_a_request_needs_is_dropped_after_all_others(model: nn.M
     for prompt in (wanted, other):
         redrafter.generate(prompt, max_tokens=3)
     scheduler = redrafter._core._scheduler
-    prefixes, budget = scheduler._prefixes, scheduler._memory
+    prefixes, budget = scheduler._prefixes.cache, scheduler._memory
     gc.collect()
     needed = budget.needed(budget.slots(Request((*wanted, 7), GenerationOptions(max_tokens=1))))
     budget._limit = mx.get_active_memory() + needed - prefixes.nbytes // 4
@@ -806,7 +806,7 @@ def test_a_prompt_is_kept_together_with_its_length(model: nn.Module) -> None:
     """So that a later turn, whose prompt has another form of the answer, replaces it."""
     redrafter = make(model, None)
     redrafter.generate(LONG[:50], max_tokens=20)
-    (entry,) = redrafter._core._scheduler._prefixes._entries
+    (entry,) = redrafter._core._scheduler._prefixes.cache._entries
     assert (entry.prompt, len(entry.tokens)) == (50, 69)
     redrafter.close()
 
@@ -1339,8 +1339,8 @@ def test_kept_texts_give_way_to_answers(model: nn.Module) -> None:
     for n in range(4):
         redrafter.generate([n, *LONG[:200]], max_tokens=3)
     scheduler = redrafter._core._scheduler
-    kept = scheduler._prefixes.nbytes
+    kept = scheduler._prefixes.cache.nbytes
     scheduler._memory._limit = mx.get_active_memory() + scheduler._memory._work
     redrafter.generate([9, 9], max_tokens=3, cache_prompt=False)
-    assert scheduler._prefixes.nbytes < kept
+    assert scheduler._prefixes.cache.nbytes < kept
     redrafter.close()

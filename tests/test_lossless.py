@@ -141,9 +141,7 @@ def test_sampling_keeps_the_joint_distribution_where_drafts_know_the_noise(
     params = SamplingParams(temperature)
     assert fits(BeamShape(2, 3), params, 2, drafter)
     decoder = Decoder(target, drafter, BeamShape(2, 3), params)
-    state, _ = decoder.start(
-        decoder.new_cache(ROWS), 0, [PROMPT] * ROWS, sequence_keys(3, ROWS)
-    )
+    state, _ = decoder.start(decoder.new_cache(ROWS), 0, [PROMPT] * ROWS, sequence_keys(3, ROWS))
     _, output = decoder.step(state, len(PROMPT) + 1)
     accepted = np.mean([len(result.tokens) - 1 for result in output.read()])
     assert accepted == 2 if seed == 0 else accepted < 1.5

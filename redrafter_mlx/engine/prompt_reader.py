@@ -51,6 +51,8 @@ class PromptReader:
         read: list[Answer] = []
         while self._tokens < room and (answer := self._next(read)) is not None:
             size = min(room - self._tokens, answer.prefill.left)
+            if answer.stops:  # others wait for that part
+                size = min(size, min(answer.stops) - answer.prefill.position)
             try:
                 if size:
                     answer.prefill.read(size)

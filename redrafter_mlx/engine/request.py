@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections import Counter, abc
+from collections import abc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-
-import mlx.core as mx
 
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.decoding.constraint import Constraint, Masks, check_forced, check_masks
@@ -18,6 +15,7 @@ from redrafter_mlx.decoding.sequence import Sequence, Status
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.decoding.text import AnswerText
 from redrafter_mlx.drafting.ngram import NgramIndex
+from redrafter_mlx.engine.tally import Tally
 from redrafter_mlx.engine.thread import Emit, Ended
 from redrafter_mlx.response import Response, StepResult
 from redrafter_mlx.speculation.penalties import changes_logits
@@ -56,6 +54,8 @@ class Answer(Sequence):
                drafts; set once it is admitted
     tally:     its statistics
     touched:   number of texts in the prefix cache when it was last searched for the prompt
+    stops:     positions of its prompt up to which others wait for it to be read
+    awaited_prefix: the answer that is reading a prefix of this prompt, and its length
     error:     the error that ended it; None if there was none
     cancelled: whether the caller has cancelled it
     """
@@ -89,6 +89,8 @@ class Answer(Sequence):
         chosen = shape is None or (options.automatic and shape != PLAIN)
         self.tally = Tally(len(request.prompt), shape_is_chosen=chosen)
         self.touched = -1
+        self.stops: list[int] = []
+        self.awaited_prefix: tuple[Answer, int] | None = None
         self.error: Exception | None = None
         self.cancelled = False
         self._emit, self._unread = emit, unread
@@ -111,6 +113,14 @@ class Answer(Sequence):
     @property
     def ends_next(self) -> bool:
         return self.text.ends_next
+
+    @property
+    def awaits_prefix(self) -> bool:
+        """Whether it waits until another answer has read a prefix of its prompt."""
+        if self.awaited_prefix is None:
+            return False
+        other, shared = self.awaited_prefix
+        return other.status is Status.PREFILL and not other.over and shared in other.stops
 
     @property
     def prompt_is_read(self) -> bool:
@@ -206,84 +216,3 @@ class _Guarded:
     @property
     def ended(self) -> bool:
         return self._constraint.ended
-
-
-class Tally:
-    """Statistics of one answer while it is generated.
-
-    tokens: number of responses so far
-    """
-
-    def __init__(self, prompt_tokens: int, *, shape_is_chosen: bool) -> None:
-        """`shape_is_chosen`: whether a shape is reported, because the options do not name it."""
-        self.tokens = 0
-        self._prompt_tokens = prompt_tokens
-        self._cached = 0
-        self._shape_is_chosen = shape_is_chosen
-        self._began = self._first = self._now = time.perf_counter()
-        self._steps = -1
-        self._index = 0
-        self._result: StepResult | None = None
-        self._shapes: Counter[BeamShape] = Counter()
-        self._nodes: Counter[BeamShape] = Counter()
-
-    def start(self, cached: int) -> None:
-        """Start the clock: the prompt is read now, except for `cached` tokens."""
-        self._cached = cached
-        self._began = self._first = self._now = time.perf_counter()
-
-    @property
-    def steps(self) -> int:
-        """Number of target calls after the prompt."""
-        return max(self._steps, 0)
-
-    @property
-    def decode_seconds(self) -> float:
-        """Seconds from the first token to the last one read."""
-        return self._now - self._first
-
-    def count(self, result: StepResult) -> None:
-        """Count a step's result; the first one is the prompt's."""
-        self._now = time.perf_counter()
-        self._steps += 1
-        self._index, self._result = 0, result
-        if self._steps:
-            self._shapes[result.shape] += 1
-            self._nodes[result.shape] += result.nodes
-        else:
-            self._first = self._now
-
-    def response(self, text: str, finish_reason: str | None) -> Response:
-        """Build the response for the next token of the step that was counted last."""
-        assert self._result is not None
-        steps, index, result = self._steps, self._index, self._result
-        self._index += 1
-        self.tokens += 1
-        after_first = self.tokens - 1
-        usual = _usual(self._shapes) if self._shape_is_chosen else None
-        return Response(
-            text=text,
-            token=result.tokens[index],
-            source=result.sources[index],
-            prompt_tokens=self._prompt_tokens,
-            prompt_tps=(self._prompt_tokens - self._cached) / max(self._first - self._began, 1e-9),
-            cached_tokens=self._cached,
-            generation_tokens=self.tokens,
-            generation_tps=after_first / max(self._now - self._first, 1e-9) if steps else 0.0,
-            peak_memory=mx.get_peak_memory() / 1e9,
-            finish_reason=finish_reason,
-            steps=steps,
-            tokens_per_step=after_first / steps if steps else 1.0,
-            usual_shape=usual,
-            usual_nodes=None if usual is None else self._nodes[usual] / self._shapes[usual],
-            step=result,
-            index=index,
-        )
-
-
-def _usual(shapes: Counter[BeamShape]) -> BeamShape | None:
-    """Return PLAIN if most steps were plain, else the most frequent other shape."""
-    drafted = Counter({shape: n for shape, n in shapes.items() if shape != PLAIN})
-    if 2 * shapes[PLAIN] > shapes.total() or not drafted:
-        return PLAIN if shapes else None
-    return drafted.most_common(1)[0][0]

@@ -18,15 +18,14 @@ import mlx.core as mx
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.pipeline import Pipeline
 from redrafter_mlx.decoding.prefill import Prefill
-from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.proposal import FixedPolicy, Policy
 from redrafter_mlx.decoding.sequence import Status
-from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
+from redrafter_mlx.engine.prefixes import Prefixes
 from redrafter_mlx.engine.prompt_reader import PromptReader
 from redrafter_mlx.engine.request import Answer
-from redrafter_mlx.errors import DrafterError, RedrafterError
+from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import Pack
 from redrafter_mlx.target_model.model import Target
@@ -52,7 +51,7 @@ class Scheduler:
     ) -> None:
         self._target, self._tuning = target, tuning
         self._options, self._memory = options, memory
-        self._prefixes = PrefixCache(self._memory.prefix_bytes)
+        self._prefixes = Prefixes(self._memory.prefix_bytes)
         self._open: set[Answer] = set()  # all that have not been told of their end
         self._waiting: list[Answer] = []
         self._prompts = PromptReader()
@@ -80,6 +79,8 @@ class Scheduler:
         answer.error = self._memory.refusal(answer.request)
         self._open.add(answer)
         self._waiting.append(answer)
+        for other in self._prompts.reading:
+            self._prefixes.await_prefix(answer, other)
 
     def work(self) -> None:
         """Run one round, and tell the caller of every answer that it ended."""
@@ -93,6 +94,7 @@ class Scheduler:
             read = [] if joined else self._prompts.read(alone=not self._running)
             over += self._advance(paused=bool(read))
             read_at = max((batch.read_at for batch in self._batches.values()), default=0.0)
+            self._prefixes.keep_awaited(read)
             for answer in self._prompts.end_round(read, read_at):
                 self._start(answer)
         self._close_round(over)
@@ -118,21 +120,25 @@ class Scheduler:
             if answer.error is None:
                 prefill = answer.prefill
                 prefill.wait()
-                self._keep(answer, prefill.cache, answer.request.prompt[: prefill.position])
+                self._prefixes.keep(
+                    answer, prefill.cache, answer.request.prompt[: prefill.position]
+                )
         return over
 
     def _admit(self) -> list[Answer]:
         """Start the prefill of answers for which there is room; return those that are refused."""
-        self._memory.make_room(0, self._prefixes)  # running answers have grown
+        self._memory.make_room(0, self._prefixes.cache)  # running answers have grown
         refused = []
-        while self._waiting and self.running < self._options.max_batch:
-            answer = self._waiting[0]
+        while self.running < self._options.max_batch:
+            answer = next((one for one in self._waiting if not one.awaits_prefix), None)
+            if answer is None:
+                break
             room = self._has_room(answer)
             if not (room or self.running):
                 mx.synchronize()  # a step that was submitted ahead holds the last answer's memory
                 room = self._has_room(answer)
             if room:
-                self._waiting.pop(0)
+                self._waiting.remove(answer)
                 try:
                     self._begin(answer)
                 except RedrafterError as error:
@@ -143,7 +149,8 @@ class Scheduler:
             if answer.error is None and self.running:
                 break
             answer.error = answer.error or self._memory.busy(answer.request)
-            refused.append(self._waiting.pop(0))
+            self._waiting.remove(answer)
+            refused.append(answer)
         return refused
 
     def _has_room(self, answer: Answer) -> bool:
@@ -156,12 +163,11 @@ class Scheduler:
         unread = [memory.slots(one.request) for one in self._prompts.reading]
         needed = memory.needed(memory.slots(request), [*running, *unread], len(unread))
         excess = memory.excess(needed)
-        if self.running and excess > self._prefixes.nbytes:
+        if self.running and excess > self._prefixes.cache.nbytes:
             return False
-        if excess > 0 and request.options.cache_prompt and answer.touched != self._prefixes.added:
-            answer.touched = self._prefixes.added  # asked once for the same texts
-            self._prefixes.touch(request.prompt, answer.decoder.drafter)
-        return memory.make_room(needed, self._prefixes)
+        if excess > 0:
+            self._prefixes.touch(answer)
+        return memory.make_room(needed, self._prefixes.cache)
 
     def _begin(self, answer: Answer) -> None:
         prompt, options, decoder = answer.request.prompt, answer.request.options, answer.decoder
@@ -177,31 +183,21 @@ class Scheduler:
         answer.pipeline, answer.status = self._batches[key], Status.PREFILL
         others = min(self.running + len(self._waiting), self._options.max_batch - 1)
         answer.first_shape = answer.pipeline.first_shape(answer, 1 + others)
-        found = self._prefixes.take(prompt, decoder.drafter) if options.cache_prompt else None
-        cache, start = found or (decoder.new_cache(), 0)
-        answer.prefill = Prefill(
-            self._target,
-            decoder.drafter,
-            cache,
-            start,
-            [prompt],
-            parked=answer.first_shape == PLAIN,
-        )
+        cache, start = self._prefixes.take(answer)
+        parked = answer.first_shape == PLAIN
+        answer.prefill = Prefill(self._target, decoder.drafter, cache, start, [prompt], parked)
         answer.tally.start(cached=start)
         self._prompts.reading.append(answer)
+        for other in self._waiting:
+            self._prefixes.await_prefix(other, answer)
 
     def _start(self, answer: Answer) -> None:
         """Choose the first token of an answer, and add the answer to its batch."""
         options, prompt = answer.request.options, answer.request.prompt
         seed = secrets.randbits(63) if options.seed is None else options.seed
         try:
-            first = answer.decoder.first(
-                answer.prefill,
-                [prompt],
-                sequence_keys(seed),
-                answer.first_shape,
-                [answer.constraint],
-            )
+            keys, masks = sequence_keys(seed), [answer.constraint]
+            first = answer.decoder.first(answer.prefill, [prompt], keys, answer.first_shape, masks)
         except RedrafterError as error:
             answer.error = error
             self._prompts.reading.append(answer)  # to be dropped
@@ -219,7 +215,7 @@ class Scheduler:
         slots = 0
         for batch in batches:
             slots += (growth := batch.growth)
-            if growth and not self._memory.can_grow(slots, self._prefixes):
+            if growth and not self._memory.can_grow(slots, self._prefixes.cache):
                 self._end_longest()
         for batch in batches:
             try:
@@ -235,7 +231,9 @@ class Scheduler:
                 self._running.remove(answer)
                 over.append(answer)
                 if answer.error is None:  # the last token was emitted, and never read
-                    self._keep(answer, cache, [*answer.request.prompt, *answer.text.tokens[:-1]])
+                    self._prefixes.keep(
+                        answer, cache, [*answer.request.prompt, *answer.text.tokens[:-1]]
+                    )
         return over
 
     def _update_statuses(self) -> None:
@@ -271,22 +269,6 @@ class Scheduler:
             longest = max(running, key=lambda answer: answer.committed)
             longest.text.end_soon()
             LOG.warning("memory ran out; the longest answer ends at %d tokens", longest.committed)
-
-    def _keep(self, answer: Answer, cache: SequenceCache, tokens: Sequence[int]) -> None:
-        """Keep an answer's cache for prompts that share a prefix with it.
-
-        A drafter that reads the target's features is given those that it missed, for they are not
-        kept. Others read the tokens again if they draft for such a prompt.
-        """
-        drafter = answer.decoder.drafter
-        if not (answer.request.options.cache_prompt and tokens):
-            return
-        try:
-            if drafter is not None and drafter.features.any:
-                cache.catch_up(drafter)
-            self._prefixes.keep(cache, tokens, drafter, len(answer.request.prompt))
-        except DrafterError as error:  # the answer is complete
-            LOG.warning("a text is not kept for later prompts: %s", error)
 
     def _close_round(self, over: Sequence[Answer]) -> None:
         """Remove empty batches, and tell the callers of the answers that are over.

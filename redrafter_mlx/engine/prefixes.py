@@ -1,0 +1,92 @@
+"""Prefixes of prompts: read once, kept for later prompts, and awaited while another reads them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from redrafter_mlx.decoding.prefix_cache import PrefixCache, common_prefix
+from redrafter_mlx.decoding.sequence_cache import SequenceCache
+from redrafter_mlx.engine.request import Answer
+from redrafter_mlx.errors import DrafterError
+
+LOG = logging.getLogger("redrafter_mlx.engine")
+
+_MIN_AWAITED = 64
+"""Minimum number of tokens that are awaited of another prompt: fewer are read in one call."""
+
+
+class Prefixes:
+    """The prefixes that the answers of one model share.
+
+    cache: texts that were read, by earlier answers or in a prompt that others wait for
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.cache = PrefixCache(max_bytes)
+
+    def take(self, answer: Answer) -> tuple[SequenceCache, int]:
+        """Return a cache for an answer, and how many tokens of its prompt it holds."""
+        request, decoder = answer.request, answer.decoder
+        found = None
+        if request.options.cache_prompt:
+            found = self.cache.take(request.prompt, decoder.drafter)
+        return found or (decoder.new_cache(), 0)
+
+    def touch(self, answer: Answer) -> None:
+        """Drop the text that an answer needs only after all others; searched once for it."""
+        if answer.request.options.cache_prompt and answer.touched != self.cache.added:
+            answer.touched = self.cache.added
+            self.cache.touch(answer.request.prompt, answer.decoder.drafter)
+
+    def keep(self, answer: Answer, cache: SequenceCache, tokens: Sequence[int]) -> None:
+        """Keep an answer's cache, which is not used any more, for prompts that share a prefix.
+
+        A drafter that reads the target's features is given those that it missed, for they are not
+        kept. Others read the tokens again if they draft for such a prompt.
+        """
+        drafter = answer.decoder.drafter
+        if not (answer.request.options.cache_prompt and tokens):
+            return
+        try:
+            if drafter is not None and drafter.features.any:
+                cache.catch_up(drafter)
+            self.cache.keep(cache, tokens, drafter, len(answer.request.prompt))
+        except DrafterError as error:  # the answer is complete
+            LOG.warning("a text is not kept for later prompts: %s", error)
+
+    def await_prefix(self, answer: Answer, reading: Answer) -> None:
+        """Let a waiting answer begin only once another's prompt is read as far as both agree.
+
+        That is where it saves reading more than the other one found in the cache. Each pair is
+        compared once.
+        """
+        one, other = answer.request, reading.request
+        if not (one.options.cache_prompt and other.options.cache_prompt):
+            return
+        if answer.decoder.drafter is not reading.decoder.drafter:
+            return
+        # The last token of a prompt is always read for its answer.
+        shared = min(common_prefix(one.prompt, other.prompt), len(one.prompt) - 1)
+        shared = min(shared, len(other.prompt) - 1)
+        known = reading.tally.cached
+        if answer.awaited_prefix is not None:
+            earlier, length = answer.awaited_prefix
+            if answer.awaits_prefix or length not in earlier.stops:  # else it ended before
+                known = max(known, length)
+        if shared - known >= _MIN_AWAITED:
+            answer.awaited_prefix = reading, shared
+            reading.stops.append(shared)
+            self.keep_awaited([reading])
+
+    def keep_awaited(self, read: Iterable[Answer]) -> None:
+        """Keep the prefixes that others wait for, of prompts that were read so far by now."""
+        for answer in read:
+            for stop in sorted(answer.stops):
+                if stop <= answer.prefill.position and answer.error is None:
+                    answer.stops.remove(stop)
+                    tokens, drafter = answer.request.prompt[:stop], answer.decoder.drafter
+                    if drafter is not None and drafter.features.any:
+                        answer.prefill.cache.catch_up(drafter)
+                    copy = answer.prefill.cache.reused(tokens, drafter)
+                    self.cache.keep(copy, tokens, drafter)
