@@ -324,6 +324,25 @@ def test_a_caller_that_stops_reading_may_cancel_its_paused_answer(model: nn.Modu
     redrafter.close()
 
 
+def test_who_waits_for_a_caller_lets_others_use_the_model(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redrafter, held = make(model, None), list[bool]()
+
+    def sleep(seconds: float) -> None:
+        del seconds
+        held.append(redrafter.target.lock.held_here)
+
+    read = redrafter.stream([1, 2, 3], max_tokens=ENDLESS, logprobs=True)
+    next(read)
+    clock = SimpleNamespace(sleep=sleep)
+    monkeypatch.setattr("redrafter_mlx.engine.scheduler.time", clock)
+    wait_for(lambda: len(held) > 0)
+    read.close()
+    assert not any(held)
+    redrafter.close()
+
+
 def test_a_paused_answer_goes_on_after_others_have_ended_by_themselves(model: nn.Module) -> None:
     """At an end of text, when their next step was submitted already."""
     redrafter = make(model, None)

@@ -87,6 +87,7 @@ class Scheduler:
         if self._in_use is None:
             self._in_use = ExitStack()
             self._in_use.enter_context(self._target.in_use())
+        all_wait = self._update_statuses()
         with self._target.lock:
             over = self._drop() + self._admit()
             # Nobody whose prompt was read waits for another chunk before the first token.
@@ -98,6 +99,8 @@ class Scheduler:
             for answer in self._prompts.end_round(read, read_at):
                 self._start(answer)
         self._close_round(over)
+        if all_wait:
+            time.sleep(_PAUSE)  # others may use the model meanwhile
 
     def fail(self, error: Exception) -> None:
         """End every answer with an error; the scheduler cannot be used afterwards."""
@@ -210,7 +213,6 @@ class Scheduler:
     def _advance(self, paused: bool) -> list[Answer]:
         """Take a step of every batch; return the answers that are over."""
         over = []
-        self._update_statuses()
         batches = [batch for batch in self._batches.values() if batch.sequences]
         slots = 0
         for batch in batches:
@@ -236,22 +238,23 @@ class Scheduler:
                     )
         return over
 
-    def _update_statuses(self) -> None:
-        """Finish the answers that are over, and pause those whose callers are behind.
+    def _update_statuses(self) -> bool:
+        """Finish the answers that are over, and pause those whose callers read too slowly.
 
-        Where all would pause, they go on if a caller waits for another answer, which has no place:
-        it may be their own, and read all of them in turn.
+        Returns whether there is nothing to do but to wait for them. Where all would pause, they go
+        on if a caller waits for another answer, which has no place: it may be their own, and read
+        all of them in turn.
         """
         for answer in self._running:
             answer.update_status()
         paused = [answer for answer in self._running if answer.status is Status.PAUSED]
-        if self._prompts.reading or len(paused) < len(self._running):
-            return
+        if not paused or self._prompts.reading or len(paused) < len(self._running):
+            return False
         if any(answer.awaited for answer in self._waiting):
             for answer in paused:
                 answer.status = Status.RUNNING
-        elif paused:
-            time.sleep(_PAUSE)
+            return False
+        return True
 
     def _give_up(self, batch: Pipeline, error: RedrafterError) -> list[Answer]:
         """End the answers of a batch that cannot go on, as their drafter failed; return them."""
