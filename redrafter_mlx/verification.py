@@ -130,7 +130,7 @@ def verify(
         decoder = redrafter.decoder(GenerationOptions(), shape)
         if oracle or redrafter.drafting is None:
             drafts = Oracle(prompt + expected, redrafter.target.vocab_size, seed=i)
-            decoder = replace(decoder, drafter=drafts, lookup=None)
+            decoder = replace(decoder, drafter=drafts, host_drafters=())
         got, verified = _drafted(decoder, prompt, expected)
         emitted += len(got) - 1
         nodes += verified

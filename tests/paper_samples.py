@@ -11,6 +11,7 @@ from tiny import byte_model, byte_tokenizer, random_drafter, tiny_source
 
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.engine.engine import Redrafter
 
@@ -24,8 +25,10 @@ def tiny_redrafter(drafter: str = "random") -> Redrafter:
     if not folder.is_dir():
         drafts = random_drafter(seed=1, vocab_size=258)
         return Redrafter(model, tokenizer, drafts, source=SOURCE)
-    lookup = drafter.endswith("+lookup")
-    return Redrafter(model, tokenizer, DrafterFolder(folder, SOURCE), lookup=lookup, source=SOURCE)
+    host = (Lookup(3),) if drafter.endswith("+lookup") else ()
+    return Redrafter(
+        model, tokenizer, DrafterFolder(folder, SOURCE), host_drafters=host, source=SOURCE
+    )
 
 
 @pytest.fixture(autouse=True)

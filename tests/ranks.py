@@ -33,6 +33,7 @@ from redrafter_mlx.distributed.group import Ranks, join_ranks
 from redrafter_mlx.distributed.mirror import Mirror
 from redrafter_mlx.distributed.sharding import shard
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import EngineFailedError, RedrafterError
 from redrafter_mlx.loading.target import LoadedTarget
@@ -60,7 +61,9 @@ def redrafter_of(model: nn.Module, mirror: Mirror | None = None) -> Redrafter:
     layers = [1] if model.args.model_type == "llama" else []  # in a pipeline, on other ranks
     D = model.args.hidden_size
     drafter = random_drafter(hidden_size=D, vocab_size=258, context_layers=layers)
-    redrafter = Redrafter(model, byte_tokenizer(), drafter, lookup=True, mirror=mirror)
+    redrafter = Redrafter(
+        model, byte_tokenizer(), drafter, host_drafters=(Lookup(3),), mirror=mirror
+    )
     redrafter.warm_up()
     return redrafter
 
@@ -131,7 +134,7 @@ class SecondBeamRepeats(Drafter):
 def side_branches(redrafter: Redrafter) -> list[list[int]]:
     """Return the tokens of each step if the accepted nodes are not the tree's first ones."""
     decoder = redrafter.decoder(GenerationOptions(), BeamShape(2, 3))
-    decoder = replace(decoder, drafter=SecondBeamRepeats(), lookup=None)
+    decoder = replace(decoder, drafter=SecondBeamRepeats(), host_drafters=())
     steps: list[list[int]] = []
 
     def finished(result: StepResult) -> bool:

@@ -19,6 +19,7 @@ from waiting import DEADLINE, wait_for
 from redrafter_mlx.cli import main as cli
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.request import Request
@@ -43,7 +44,7 @@ class AlwaysDrafting(Redrafter):
 def tiny_redrafter(seed: int = 0, engine: EngineOptions | None = None) -> Redrafter:
     """Return a model whose tokens are bytes, with prompt lookup."""
     model = byte_model(seed, max_position_embeddings=CONTEXT)
-    return AlwaysDrafting(model, byte_tokenizer(), lookup=True, engine=engine)
+    return AlwaysDrafting(model, byte_tokenizer(), host_drafters=(Lookup(),), engine=engine)
 
 
 def host(model: Redrafter) -> ModelHost:

@@ -213,7 +213,7 @@ def sequence(
     committed: int = 128, text: NgramIndex | None = None, *, biased: bool = False
 ) -> Sequence:
     """Return a batch row that does not end."""
-    return Sequence(lambda _: False, committed, text, biased=biased)
+    return Sequence(lambda _: False, committed, () if text is None else (text,), biased=biased)
 
 
 class AnswerPolicy:
@@ -237,7 +237,7 @@ class AnswerPolicy:
         return self.batch.propose([self._row]).shape
 
     def revise(self, text: NgramIndex, drafted: BeamShape, *, drawn: bool) -> Proposal | None:
-        self._row.ngrams = text
+        self._row.sources = (text,)
         return self.batch.revise([self._row], [Made(drafted, drawn)])[0]
 
     def learn(self, step: StepResult) -> None:

@@ -128,7 +128,7 @@ def test_rows_of_a_model_with_grouped_scores_are_decoded_as_if_alone(kv_heads: i
     """Also with as many rows as key heads, where a mask of the wrong form would fit."""
     heads = {"num_attention_heads": 6, "num_key_value_heads": kv_heads, "hidden_size": 48}
     model = random_model("gemma2", seed=3, **{**OTHERS["gemma2"], **heads})
-    decoder = Decoder(Target(model), None, SHAPE, GREEDY, lookup=Lookup(1))
+    decoder = Decoder(Target(model), None, SHAPE, GREEDY, host_drafters=(Lookup(1),))
     rows = [Decoded(prompt, 20) for prompt in ([3, 5, 7, 3, 5], [9], [8, 8, 1])]
     batch = Pipeline(decoder, FixedPolicy(SHAPE))
     for row in rows:

@@ -12,6 +12,7 @@ from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Bindable
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.tuning.store import Record
@@ -35,8 +36,8 @@ def drafters(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> dict
     drafter = DrafterFolder(folder)
     return {
         "drafter": Redrafter(model, byte_tokenizer(), drafter),
-        "both": Redrafter(model, byte_tokenizer(), drafter, lookup=True),
-        "lookup": Redrafter(model, byte_tokenizer(), lookup=True),
+        "both": Redrafter(model, byte_tokenizer(), drafter, host_drafters=(Lookup(3),)),
+        "lookup": Redrafter(model, byte_tokenizer(), host_drafters=(Lookup(),)),
     }
 
 
@@ -90,7 +91,9 @@ def on_machine(
         return Record(replace(known, setup=setup))
 
     monkeypatch.setattr("redrafter_mlx.tuning.tuner.saved_record", saved)
-    return Redrafter(byte_model(seed=1), byte_tokenizer(), drafter, lookup=lookup)
+    return Redrafter(
+        byte_model(seed=1), byte_tokenizer(), drafter, host_drafters=(Lookup(3),) if lookup else ()
+    )
 
 
 @pytest.fixture
@@ -158,7 +161,7 @@ def test_a_fixed_shape_repeats_a_seeds_text_in_half_precision(folder: DrafterFol
 
 def test_drafts_do_not_change_greedy_tokens(model: nn.Module, folder: DrafterFolder) -> None:
     """The guarantee of `greedy` in float32: no seed, shape or drafter changes a token."""
-    redrafter = Redrafter(model, byte_tokenizer(), folder, lookup=True)
+    redrafter = Redrafter(model, byte_tokenizer(), folder, host_drafters=(Lookup(),))
     want = plain_tokens(model, PROMPT, 60)
     for shape in SHAPES[::4]:
         asked = {"beam_width": shape.width, "beam_length": shape.length}

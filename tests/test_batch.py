@@ -21,7 +21,7 @@ from redrafter_mlx.decoding.sequence import Sequence, Status
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.draft_model import DraftModel
-from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.penalties import penalised
 from redrafter_mlx.speculation.sampling import sequence_keys
@@ -53,8 +53,10 @@ class Decoded:
         return len(self.emitted) >= self.n
 
     def join(self, batch: Pipeline, decoder: Decoder, kind: type[Sequence] = Sequence) -> Sequence:
-        text = None if decoder.lookup is None else NgramIndex(decoder.lookup, self.prompt)
-        row = kind(self.finished, len(self.prompt), text)
+        sources = decoder.begin_sources()
+        for source in sources:
+            source.append(self.prompt)
+        row = kind(self.finished, len(self.prompt), sources)
         mine = replace(decoder, sampling=self.params)
         keys = sequence_keys(self.seed)
         batch.join(row, *mine.start(decoder.new_cache(), 0, [self.prompt], keys))
@@ -100,13 +102,13 @@ def drafted(target: Target, shape: BeamShape, params: SamplingParams = GREEDY) -
 
 
 @pytest.mark.parametrize("shape", [PLAIN, BeamShape(1, 4), BeamShape(3, 4)])
-@pytest.mark.parametrize("lookup", [None, Lookup(1)])
+@pytest.mark.parametrize("host", [(), (Lookup(1),)])
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(1.0, accept="rejection")])
 def test_rows_that_join_and_leave_are_decoded_as_if_alone(
-    shape: BeamShape, lookup: Lookup | None, params: SamplingParams
+    shape: BeamShape, host: tuple[Lookup, ...], params: SamplingParams
 ) -> None:
     """Compares tokens and steps: what each row accepts does not depend on the others."""
-    decoder = replace(drafted(tiny(layers=1), shape, params), lookup=lookup)
+    decoder = replace(drafted(tiny(layers=1), shape, params), host_drafters=host)
     rng = random.Random(5)
     sequences = some(rng, 5, [params])
     assert len(scheduled(decoder, sequences, rng)) == 5
@@ -230,8 +232,8 @@ def test_drafters_that_remember_follow_their_rows(form: str) -> None:
     model = random_model(vocab_size=258, num_hidden_layers=2)
     target = Target(model)
     small = DraftModel(truncated(model, 1), byte_tokenizer()).bind(target, byte_tokenizer())
-    lookup = Lookup(1) if form.startswith("lookup") else None
-    decoder = Decoder(target, small, BeamShape(2, 4), GREEDY, lookup=lookup)
+    host = (Lookup(1),) if form.startswith("lookup") else ()
+    decoder = Decoder(target, small, BeamShape(2, 4), GREEDY, host_drafters=host)
     rng = random.Random(1)
     sequences = some(rng, 4, [GREEDY])
     scheduled(decoder, sequences, rng)
@@ -331,7 +333,7 @@ def test_sequences_that_are_paused_go_on_as_if_alone(shape: BeamShape, ahead: bo
     """
     target = tiny()
     target.submits_ahead = ahead
-    decoder = replace(drafted(target, shape), lookup=Lookup(1))
+    decoder = replace(drafted(target, shape), host_drafters=(Lookup(1),))
     for seed in range(6):
         rng = random.Random(seed)
         sequences = some(rng, 3, VARIOUS)

@@ -405,8 +405,7 @@ def test_no_copy_is_planned_where_plain_steps_need_not_wait_for_one(batch: int) 
         waits = policy.may_revise(rows)
         counts[waits] += 1
         for row in rows:
-            assert row.ngrams is not None
-            row.ngrams.append([rng.randrange(5)])
+            row.sources[0].append([rng.randrange(5)])
         if not waits:
             plans = policy.revise(rows, [Drafted(PLAIN)] * batch)
             assert plans == [None] * batch

@@ -15,6 +15,7 @@ from redrafter_mlx.cli import main, options
 from redrafter_mlx.cli.bench import session as bench_session
 from redrafter_mlx.cli.bench.options import BenchOptions, Loading
 from redrafter_mlx.drafting.names import parse
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
@@ -273,7 +274,7 @@ def test_a_run_does_not_go_on_with_other_drafts_than_it_began_with(
 def test_a_random_drafter_needs_the_form_of_a_trained_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain = Redrafter(byte_model(), byte_tokenizer(), lookup=True, source=SOURCE)
+    plain = Redrafter(byte_model(), byte_tokenizer(), host_drafters=(Lookup(),), source=SOURCE)
     monkeypatch.setattr(options, "load_model", lambda *_, **__: plain)
     assert "tiny" in refusal(capsys, "--drafter", "random")
 

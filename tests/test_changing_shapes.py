@@ -111,7 +111,7 @@ def test_penalties_and_copies_follow_every_change() -> None:
     target = Target(model)
     plain, _ = run(Decoder(target, None, PLAIN, params), [3, 5, 7, 3, 5], 120)
     for drafter in (None, random_drafter().bind(target)):
-        decoder = Decoder(target, drafter, PLAIN, params, lookup=Lookup())
+        decoder = Decoder(target, drafter, PLAIN, params, host_drafters=(Lookup(),))
         emitted, _ = run(decoder, [3, 5, 7, 3, 5], 120, shapes=Scripted(1))
         assert emitted == plain
 

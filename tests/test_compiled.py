@@ -17,6 +17,7 @@ from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Seen
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.speculation.beam_search import beam_search
@@ -209,7 +210,7 @@ def test_while_copies_follow_each_other_each_step_is_built_once(
         return honest(self, *given, **named)
 
     monkeypatch.setattr(Decoder, "step", step)
-    redrafter = Redrafter(byte_model(seed=1), byte_tokenizer(), lookup=True)
+    redrafter = Redrafter(byte_model(seed=1), byte_tokenizer(), host_drafters=(Lookup(),))
     stream = redrafter.stream("hello hello", max_tokens=300, beam_width=1, beam_length=8)
     copied = [token.step.from_host for token in stream if token.index == 0 and token.steps > 0]
     begun = sum(now and not before for before, now in itertools.pairwise([False, *copied]))

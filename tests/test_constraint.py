@@ -74,7 +74,7 @@ def test_tokens_equal_mlx_lms_with_the_same_mask(
         Oracle(PROMPT + want, VOCAB),
         BeamShape(*shape),
         SamplingParams(repetition_penalty=penalty),
-        lookup=Lookup() if looks_up else None,
+        host_drafters=(Lookup(),) if looks_up else (),
     )
     emitted, results = run(decoder, PROMPT, 60, rules=Rules(rule, VOCAB))
     assert emitted == want
@@ -89,7 +89,7 @@ def test_a_seed_gives_the_same_text_with_drafts_and_without(shape: tuple[int, in
     drafter = random_drafter().bind(target)
     texts = []
     for drafts, beams in ((None, BeamShape(1, 1)), (drafter, BeamShape(*shape))):
-        decoder = Decoder(target, drafts, beams, params, lookup=Lookup())
+        decoder = Decoder(target, drafts, beams, params, host_drafters=(Lookup(),))
         texts.append(
             [run(decoder, PROMPT, 40, seed, rules=Rules(rule, VOCAB))[0] for seed in range(3)]
         )
@@ -220,7 +220,7 @@ def test_an_answer_ends_with_its_constraint() -> None:
 
 
 def test_a_constraint_that_allows_nothing_ends_the_answer_with_an_error() -> None:
-    model = Redrafter(byte_model(seed=1), byte_tokenizer(), lookup=True)
+    model = Redrafter(byte_model(seed=1), byte_tokenizer(), host_drafters=(Lookup(),))
 
     def rule(text: tuple[int, ...]) -> set[int]:
         return set(range(97, 123)) if len(text) < 5 else set()

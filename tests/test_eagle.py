@@ -44,6 +44,7 @@ from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Drafter, Features, Seen
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.published.eagle import EagleDrafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError
@@ -348,7 +349,7 @@ def test_conversations_with_automatic_shapes_say_what_plain_ones_do(
 ) -> None:
     """Its memory persists over the turns, also over one without drafts and with prompt lookup."""
     drafter = load(trained[name], Target(model))
-    session = Redrafter(model, byte_tokenizer(), drafter, lookup=True).session()
+    session = Redrafter(model, byte_tokenizer(), drafter, host_drafters=(Lookup(3),)).session()
     plain = Redrafter(model, byte_tokenizer()).session()
     fixed = {"beam_width": 3, "beam_length": 4}
     for turn, options in (("one", {}), ("two", {"draft": False}), ("three", fixed), ("four", {})):

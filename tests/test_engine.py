@@ -37,7 +37,7 @@ from redrafter_mlx.decoding.report import Report
 from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.draft_model import DraftModel
-from redrafter_mlx.drafting.ngram import BYTES_PER_TOKEN, NgramIndex
+from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.memory import MemoryBudget
@@ -65,11 +65,12 @@ def model() -> nn.Module:
 
 
 def make(model: nn.Module, drafter: object = "own", **limits: object) -> Redrafter:
-    lookup = drafter in ("own", "lookup")
-    if lookup:
+    host: tuple[Lookup, ...] = ()
+    if drafter in ("own", "lookup"):
+        host = (Lookup(3 if drafter == "own" else 2),)
         drafter = random_drafter(vocab_size=258) if drafter == "own" else None
     return Redrafter(
-        model, byte_tokenizer(), drafter, lookup=lookup,  # type: ignore[arg-type]
+        model, byte_tokenizer(), drafter, host_drafters=host,  # type: ignore[arg-type]
         engine=EngineOptions(**limits),  # type: ignore[arg-type]
     )  # fmt: skip
 
@@ -657,9 +658,9 @@ def test_memory_is_reserved_for_a_drafters_cache_whatever_answered_last(model: n
 def test_memory_is_reserved_for_the_index_of_a_text(model: nn.Module) -> None:
     """Of those that run, too: the host keeps it, where MLX does not count."""
     plain, indexing = (make(model, each)._core._scheduler._memory for each in (None, "lookup"))
-    assert indexing.needed(1000) - plain.needed(1000) == 1000 * BYTES_PER_TOKEN
+    assert indexing.needed(1000) - plain.needed(1000) == 1000 * Lookup.bytes_per_token
     both = indexing.needed(1000, [500]) - plain.needed(1000, [500])
-    assert both == 1500 * BYTES_PER_TOKEN
+    assert both == 1500 * Lookup.bytes_per_token
 
 
 @pytest.mark.parametrize("most", [1, 2])

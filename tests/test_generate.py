@@ -20,6 +20,7 @@ from tiny import byte_model, byte_tokenizer, random_drafter
 
 import redrafter_mlx
 from redrafter_mlx.config import AcceptMethod, GenerationOptions
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
@@ -110,7 +111,9 @@ def test_statistics_count_steps_and_tokens(model: nn.Module) -> None:
 def test_the_usual_shape_comes_with_the_nodes_that_its_steps_verified(model: nn.Module) -> None:
     """Counted in the trees: prompt lookup often finds fewer drafts than a shape has room for."""
     responses = list(
-        Redrafter(model, byte_tokenizer(), lookup=True).stream([1, 2, 3] * 4, max_tokens=80)
+        Redrafter(model, byte_tokenizer(), host_drafters=(Lookup(),)).stream(
+            [1, 2, 3] * 4, max_tokens=80
+        )
     )
     last = responses[-1]
     assert last.usual_shape is not None

@@ -16,6 +16,7 @@ from llguidance.hf import from_tokenizer
 from mlx_lm.generate import generate_step
 from tiny import byte_model, byte_tokenizer, random_drafter
 
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.structured.grammar import GrammarConstraint, Grammars
@@ -43,7 +44,9 @@ def grammars() -> Grammars:
 @cache
 def model(drafted: bool = True) -> Redrafter:
     drafter = random_drafter(vocab_size=258) if drafted else None
-    return Redrafter(byte_model(seed=1), byte_tokenizer(), drafter, lookup=not drafted)
+    return Redrafter(
+        byte_model(seed=1), byte_tokenizer(), drafter, host_drafters=() if drafted else (Lookup(),)
+    )
 
 
 def ids(text: str) -> list[int]:

@@ -21,6 +21,7 @@ from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.published.medusa import MedusaDrafter
 from redrafter_mlx.drafting.recognition import holds_drafter
 from redrafter_mlx.engine.engine import Redrafter
@@ -263,7 +264,9 @@ def test_automatic_shapes_lookup_and_bits_keep_the_text(tmp_path: Path) -> None:
     model = byte_model(hidden_size=64)
     write(tmp_path, tensors)
     prompt = list(b"abcabcabc")
-    redrafter = Redrafter(model, byte_tokenizer(), DrafterFolder(tmp_path), lookup=True)
+    redrafter = Redrafter(
+        model, byte_tokenizer(), DrafterFolder(tmp_path), host_drafters=(Lookup(3),)
+    )
     assert redrafter.drafting == "Medusa and lookup"
     plain = plain_tokens(model, prompt, 40)
     assert redrafter.generate(prompt, max_tokens=40).token_ids == plain
@@ -283,7 +286,7 @@ def test_no_shape_is_longer_than_the_heads_draft(tmp_path: Path) -> None:
     assert max(shape.length for shape in shapes) == HEADS + 1
     with pytest.raises(BadInputError, match="beam_length is 5; Medusa drafts beams of up to 4"):
         alone.generate([1, 2], beam_width=2, beam_length=5)
-    beside = Redrafter(model, byte_tokenizer(), DrafterFolder(tmp_path), lookup=True)
+    beside = Redrafter(model, byte_tokenizer(), DrafterFolder(tmp_path), host_drafters=(Lookup(3),))
     answer = beside.generate([1, 2, 1, 2], max_tokens=20, beam_width=2, beam_length=8)
     assert answer.token_ids == plain_tokens(model, [1, 2, 1, 2], 20)
 

@@ -15,17 +15,17 @@ from redrafter_mlx.errors import BadInputError
     [
         (None, DrafterName()),
         ("none", DrafterName()),
-        ("lookup", DrafterName(lookup=True)),
-        ("auto", DrafterName(("trained",), lookup=True, auto=True)),
-        ("auto+lookup", DrafterName(("trained",), lookup=True, auto=True)),
+        ("lookup", DrafterName(host=("lookup",))),
+        ("auto", DrafterName(("trained",), host=("lookup",), auto=True)),
+        ("auto+lookup", DrafterName(("trained",), host=("lookup",), auto=True)),
         ("trained", DrafterName(("trained",))),
-        ("lookup+trained", DrafterName(("trained",), lookup=True)),
+        ("lookup+trained", DrafterName(("trained",), host=("lookup",))),
         ("org/eagle", DrafterName(("org/eagle",))),
         (Path("folder"), DrafterName(("folder",))),
         ("own.py:Own+trained", DrafterName(("own.py:Own", "trained"))),
-        ("a+b+lookup", DrafterName(("a", "b"), lookup=True)),
+        ("a+b+lookup", DrafterName(("a", "b"), host=("lookup",))),
         ("a+tree:oak", DrafterName(("a",), tree="oak")),
-        ("a+tree:oak+lookup", DrafterName(("a",), lookup=True, tree="oak")),
+        ("a+tree:oak+lookup", DrafterName(("a",), host=("lookup",), tree="oak")),
     ],
 )
 def test_a_drafters_name_means(name: str | Path | None, meaning: DrafterName) -> None:

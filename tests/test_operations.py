@@ -147,7 +147,7 @@ def launched_for_a_copy(batch: int) -> int:
     beams = Beams(mx.where(mx.arange(3) == 0, tokens[:, :1, :1], tokens), -mx.ones((batch, 3, 3)))
     drafts = Drafts(pack_beam(beams, 6), (Drafted(BeamShape(3, 3, 6)),) * batch, beams=beams)
     mx.eval(drafts.tree.arrays, beams.tokens, beams.log_probs)
-    plan = Proposal(BeamShape(1, 8), [Continuation(tuple(range(7)), (-0.1,) * 7, 4)])
+    plan = Proposal(BeamShape(1, 8), [Continuation(tuple(range(7)), (-0.1,) * 7, "short match")])
     copied = revised(drafts, [plan, *[None] * (batch - 1)], [1] * batch)
     return launched([*copied.tree.arrays]).total()
 

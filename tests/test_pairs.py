@@ -16,6 +16,7 @@ from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.published.medusa import MedusaConfig, MedusaDrafter, MedusaNetwork
 from redrafter_mlx.drafting.published.mlp_speculator import (
     SpeculatorConfig,
@@ -93,7 +94,7 @@ def engine(
 ) -> Redrafter:
     each = [parts[name]() for name in request.param]
     drafter = Combined(*each) if len(each) > 1 else each[0]
-    return Redrafter(model, byte_tokenizer(), drafter, lookup=True)
+    return Redrafter(model, byte_tokenizer(), drafter, host_drafters=(Lookup(3),))
 
 
 def plain(engine: Redrafter, prompt: list[int], n: int) -> list[int]:

@@ -97,7 +97,7 @@ def test_tokens_equal_autoregression(name: str, shape: BeamShape) -> None:
 @pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss", "ministral3"])
 def test_rows_of_different_length_are_decoded_as_if_alone(name: str) -> None:
     model = sliding_model(name)
-    decoder = Decoder(Target(model), None, SHAPE, GREEDY, lookup=Lookup(1))
+    decoder = Decoder(Target(model), None, SHAPE, GREEDY, host_drafters=(Lookup(1),))
     rows = [Decoded(prompt, 40) for prompt in PROMPTS]
     batch = Pipeline(decoder, FixedPolicy(SHAPE))
     for row in rows:
@@ -138,7 +138,9 @@ def test_a_prefix_is_valid_however_long_the_text_after_it_was() -> None:
 
 def test_a_session_goes_on_from_the_text_that_it_kept() -> None:
     model = sliding_model("gemma3_text", vocab_size=258)
-    redrafter, fresh = (Redrafter(model, byte_tokenizer(), lookup=True) for _ in range(2))
+    redrafter, fresh = (
+        Redrafter(model, byte_tokenizer(), host_drafters=(Lookup(),)) for _ in range(2)
+    )
     session = redrafter.session()
     for _ in range(3):
         said = "".join(r.text for r in session.stream("abc abc abc", max_tokens=20))

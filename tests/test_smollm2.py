@@ -23,6 +23,7 @@ from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.drafting.interface import Drafter, Seen
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.engine.engine import Redrafter
@@ -241,7 +242,7 @@ def test_next_token_frequencies_are_the_targets_probabilities(
 def test_a_schemas_answer_is_valid_and_the_same_without_drafts(
     smollm2_float32: LoadedTarget,
 ) -> None:
-    model = Redrafter(smollm2_float32.model, smollm2_float32.tokenizer, lookup=True)
+    model = Redrafter(smollm2_float32.model, smollm2_float32.tokenizer, host_drafters=(Lookup(),))
     schema = {
         "type": "object",
         "properties": {"river": {"type": "string", "maxLength": 20}, "km": {"type": "integer"}},

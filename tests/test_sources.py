@@ -76,14 +76,14 @@ def test_accepted_drafts_name_who_proposed_them(shape: BeamShape, accept: str) -
     wrong = next(token for token in range(97) if token not in text)
     heat = 0.0 if accept == "greedy" else 1e-3
     sampling = SamplingParams(heat, accept=accept)  # type: ignore[arg-type]
-    for drafter, lookup, sources in (
-        (None, None, set()),
-        (None, Lookup(), {"lookup"}),
-        (Oracle(text, 97), None, {"drafter"}),
-        (AlwaysWrong(wrong), Lookup(), {"lookup"}),
-        (Oracle(text, 97), Lookup(), {"drafter", "lookup"}),
+    for drafter, host, sources in (
+        (None, (), set()),
+        (None, (Lookup(),), {"lookup"}),
+        (Oracle(text, 97), (), {"drafter"}),
+        (AlwaysWrong(wrong), (Lookup(),), {"lookup"}),
+        (Oracle(text, 97), (Lookup(),), {"drafter", "lookup"}),
     ):
-        decoder = Decoder(target, drafter, shape, sampling, lookup=lookup)
+        decoder = Decoder(target, drafter, shape, sampling, host_drafters=host)
         _, results = run(decoder, prompt, 50)
         assert all(len(r.sources) == len(r.tokens) for r in results)
         assert all(r.sources[-1] == "model" for r in results)
@@ -95,7 +95,7 @@ def test_accepted_drafts_name_who_proposed_them(shape: BeamShape, accept: str) -
 
 
 def test_each_response_names_the_source_of_its_token() -> None:
-    model = Redrafter(byte_model(seed=2), byte_tokenizer(), lookup=True)
+    model = Redrafter(byte_model(seed=2), byte_tokenizer(), host_drafters=(Lookup(),))
     responses = list(model.stream("hello hello hello", max_tokens=60))
     assert [r.source for r in responses] == [r.step.sources[r.index] for r in responses]
     assert {r.source for r in responses} == {"model", "lookup"}
@@ -104,7 +104,7 @@ def test_each_response_names_the_source_of_its_token() -> None:
 def test_a_rows_sources_in_a_batch_are_those_that_it_has_alone() -> None:
     """One row repeats itself from its start, the others later, so steps mix copies and drafts."""
     drafter = random_drafter(vocab_size=258)
-    model = Redrafter(byte_model(seed=2), byte_tokenizer(), drafter, lookup=True)
+    model = Redrafter(byte_model(seed=2), byte_tokenizer(), drafter, host_drafters=(Lookup(3),))
     asked = {"beam_width": 3, "beam_length": 4}
     prompts = ["hello hello hello", "abc", "what is it?"]
     rows: list[list[str]] = [[] for _ in prompts]

@@ -17,6 +17,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.structured import json_schema
@@ -314,7 +315,7 @@ def test_a_template_that_knows_no_tools_is_told_of_them_in_words() -> None:
 def test_a_template_whose_calls_nobody_reads_is_told_of_the_form_that_is_read() -> None:
     """The template shows the tools, but mlx-lm has no parser for the form it prescribes."""
     plain = TokenizerWrapper(tokenizer(WITH_TOOLS)._tokenizer, BPEStreamingDetokenizer)
-    of_model = Redrafter(model().model, plain, lookup=True)
+    of_model = Redrafter(model().model, plain, host_drafters=(Lookup(),))
     text = shown(of_model, plan(of_model, ASKED, tools=[CLOCK]))
     assert text.count('"name": "clock"') == 1
     assert '<tool_call>\n{"name": "function_name"' in text
@@ -382,7 +383,7 @@ def test_a_call_that_the_model_begins_is_led_to_its_end(special: bool) -> None:
 
 def test_calls_that_begin_among_accepted_drafts_of_a_batch_are_those_of_each_answer_alone() -> None:
     """Copies draft the mark where the text had it before; rows begin calls at different steps."""
-    of_model = Redrafter(model().target.model, tokenizer(WITH_TOOLS), lookup=True)
+    of_model = Redrafter(model().target.model, tokenizer(WITH_TOOLS), host_drafters=(Lookup(),))
     mark = of_model.tokenizer.convert_tokens_to_ids("<tool_call>")
     options = {"max_tokens": 150, "temperature": 1.0, "logit_bias": {mark: 9.0}}
     accepted: list[int] = []

@@ -73,13 +73,13 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("shape", [PLAIN, BeamShape(3, 4)])
-@pytest.mark.parametrize("lookup", [None, Lookup(1), Lookup(3)])
+@pytest.mark.parametrize("host", [(), (Lookup(1),), (Lookup(3),)])
 @pytest.mark.parametrize("params", VARIOUS)
 def test_each_step_is_that_of_the_loop_that_waits(
-    shape: BeamShape, lookup: Lookup | None, params: SamplingParams
+    shape: BeamShape, host: tuple[Lookup, ...], params: SamplingParams
 ) -> None:
     rng = random.Random(3)
-    decoders = both(Decoder(tiny(), None, shape, params, lookup=lookup))
+    decoders = both(Decoder(tiny(), None, shape, params, host_drafters=host))
     for prompt in ([rng.randrange(FEW) for _ in range(length)] for length in (1, 9)):
         ahead, waiting = (Decoded(prompt, 40, params=params).alone(d) for d in decoders)
         assert steps(ahead) == steps(waiting)
@@ -87,7 +87,9 @@ def test_each_step_is_that_of_the_loop_that_waits(
 
 def test_rows_that_join_and_leave_are_decoded_as_if_alone() -> None:
     rng = random.Random(7)
-    ahead, waiting = both(Decoder(tiny(), None, BeamShape(2, 3), GREEDY, lookup=Lookup(3)))
+    ahead, waiting = both(
+        Decoder(tiny(), None, BeamShape(2, 3), GREEDY, host_drafters=(Lookup(3),))
+    )
     for _ in range(20):
         sequences = some(rng, 3, [GREEDY])
         assert len(scheduled(ahead, sequences, rng)) == 3
@@ -145,7 +147,7 @@ def test_a_step_that_results_may_change_is_submitted_after_they_are_read(
     events: list[str],
 ) -> None:
     """Trees of drafts, and texts that any token makes repeat themselves."""
-    ahead, _ = both(Decoder(tiny(), None, BeamShape(2, 3), GREEDY, lookup=Lookup(1)))
+    ahead, _ = both(Decoder(tiny(), None, BeamShape(2, 3), GREEDY, host_drafters=(Lookup(1),)))
     for decoder in (ahead, drafted(ahead.target, BeamShape(2, 3))):
         events.clear()
         Decoded([1, 2], 9).alone(decoder)
@@ -193,7 +195,7 @@ def test_a_plain_step_between_trees_is_timed_without_the_host_that_it_waits_for(
     assert {(step.query_rows == 1, step.seconds) for step in timed} == {(True, 0), (False, 11)}
 
     # A step that waits in plain decoding too is timed as it is.
-    decoder, sequence = replace(ahead, lookup=Lookup(1)), Decoded([1, 2], 30)
+    decoder, sequence = replace(ahead, host_drafters=(Lookup(1),)), Decoded([1, 2], 30)
     batch = Pipeline(decoder, Waiting(True))
     sequence.join(batch, decoder).on_result = finished
     while batch.sequences:
@@ -226,7 +228,7 @@ def test_a_step_takes_as_long_as_the_device_whenever_the_host_gets_to_read_it(
     monkeypatch.setattr(order, "time", clock)
     monkeypatch.setattr(pipeline_module, "submit_verification", submitted)
     monkeypatch.setattr(Report, "read", read)
-    ahead, _ = both(Decoder(tiny(), None, PLAIN, GREEDY, lookup=Lookup(2)))
+    ahead, _ = both(Decoder(tiny(), None, PLAIN, GREEDY, host_drafters=(Lookup(2),)))
     sequence, shapes = Decoded([1, 2], 60), Waiting(True, True, False, False, False, True, False)
     batch = Pipeline(ahead, shapes)
     sequence.join(batch, ahead)
@@ -283,10 +285,10 @@ def test_no_token_makes_a_match_where_none_may_follow(shortest: int) -> None:
         matches = []
         for token in range(4):
             longer = NgramIndex(Lookup(shortest), [*text, token])
-            matches.append(max([copy.matched for copy in longer.continuations(2, 3)], default=0))
+            matches.append(max([copy.expected for copy in longer.continuations(2, 3)], default=0))
         copy = index.next_continuation(3)
         assert (copy is not None) == any(matches)
-        assert copy is None or copy.matched == max(matches)
+        assert copy is None or copy.expected == max(matches)
         counts[copy is not None] += 1
     assert counts[True] > 5
     assert counts[False] > 5 or shortest == 1

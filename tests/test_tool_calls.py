@@ -20,6 +20,7 @@ from mlx_lm.tool_parsers import glm47, minimax_m2, mistral, qwen3_coder  # noqa:
 from serving import host, running, wait_until_ready  # noqa: E402
 from tiny import CHAT_TEMPLATE, byte_model, byte_tokenizer  # noqa: E402
 
+from redrafter_mlx.drafting.ngram import Lookup  # noqa: E402
 from redrafter_mlx.engine.engine import Redrafter  # noqa: E402
 from redrafter_mlx.engine.request import Request  # noqa: E402
 from redrafter_mlx.response import Response  # noqa: E402
@@ -62,7 +63,9 @@ def scripted(parser: Any) -> Scripted:
         tool_call_end=parser.tool_call_end,
         tool_parser=parser.parse_tool_call,
     )
-    return Scripted(byte_model(0, max_position_embeddings=2048), tokenizer, lookup=True)
+    return Scripted(
+        byte_model(0, max_position_embeddings=2048), tokenizer, host_drafters=(Lookup(),)
+    )
 
 
 MODELS = {

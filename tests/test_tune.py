@@ -22,6 +22,7 @@ from redrafter_mlx.cli.terminal import Terminal, shape_note
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.draft_model import DraftModel
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.target_model.model import Target
@@ -639,7 +640,7 @@ def test_tune_has_no_shape_to_name_where_the_text_alone_is_copied(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lookup = Redrafter(model, byte_tokenizer(), lookup=True)
+    lookup = Redrafter(model, byte_tokenizer(), host_drafters=(Lookup(),))
     monkeypatch.setattr(options, "load_model", lambda *_, **__: lookup)
     assert main.run(["tune"]) == main.run(["tune", "--json"]) == 0
     out = capsys.readouterr().out.splitlines()

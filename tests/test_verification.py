@@ -21,6 +21,7 @@ from redrafter_mlx.cli import main
 from redrafter_mlx.cli import options as cli_options
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.prompts.conversations import read_conversations
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
@@ -50,7 +51,7 @@ def test_float32_is_exact(drafter: RecurrentNetwork | None) -> None:
 
 
 def test_prompt_lookup_is_exact_and_the_oracle_can_replace_it() -> None:
-    redrafter = Redrafter(byte_model(seed=1), byte_tokenizer(), lookup=True)
+    redrafter = Redrafter(byte_model(seed=1), byte_tokenizer(), host_drafters=(Lookup(),))
     for oracle, drafter in ((False, "lookup"), (True, "oracle")):
         report = verify(redrafter, PROMPTS, max_tokens=30, shape=SHAPE, oracle=oracle)
         assert report.exact

@@ -22,8 +22,9 @@ from redrafter_mlx.cli.bench.session import run_session
 from redrafter_mlx.cli.flag import option_name
 from redrafter_mlx.cli.ranges import parse_numbers, parse_words
 from redrafter_mlx.distill.report.metrics import METRICS, read_metrics
+from redrafter_mlx.drafting.host_drafters import LOOKUP
 from redrafter_mlx.drafting.installed import list_drafters
-from redrafter_mlx.drafting.names import AUTO, LOOKUP, TRAINED
+from redrafter_mlx.drafting.names import AUTO, TRAINED
 from redrafter_mlx.errors import BadInputError, ModelNotFoundError
 from redrafter_mlx.runtime.launched import launched_rank
 from redrafter_mlx.runtime.words import count

@@ -130,14 +130,15 @@ def with_forced(
 ) -> list[Continuation]:
     """Return the continuations `found`, or the one that begins with the tokens that are forced.
 
-    Forced tokens have probability 1. What the best of `found` says continues them.
+    Forced tokens have probability 1. The best of `found` that begins with them continues them.
     """
     forced = tuple(constraint.forced()[:length])
     if not forced:
         return list(found)
     rest = length - len(forced)
-    best = Continuation(forced + (0,) * rest, (-math.inf,) * length)
+    best = Continuation(forced + (0,) * rest, (-math.inf,) * length, "forced")
     best = next((one for one in found if one.tokens[: len(forced)] == forced), best)
     certain = best.log_probs[len(forced) - 1]
     after = (p - certain if math.isfinite(p) else p for p in best.log_probs[len(forced) :])
-    return [Continuation(best.tokens, (0.0,) * len(forced) + tuple(after), length)]
+    log_probs = (0.0,) * len(forced) + tuple(after)
+    return [Continuation(best.tokens, log_probs, "forced")]

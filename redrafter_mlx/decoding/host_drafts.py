@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import groupby
+from typing import TypeVar
 
 import mlx.core as mx
 
@@ -21,6 +22,8 @@ from redrafter_mlx.decoding.state import Drafts
 from redrafter_mlx.drafting.continuation import Continuation
 from redrafter_mlx.speculation.beams import Beams, join_beams, likelier_candidate
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam, pack_with_sources
+
+_N = TypeVar("_N", int, float)
 
 
 def revised(drafts: Drafts, proposals: Sequence[Proposal | None], roots: Sequence[int]) -> Drafts:
@@ -48,11 +51,12 @@ def continuation_beams(
 ) -> Beams:
     """Return each sequence's continuations as beams [B, W, L]; missing ones have score -inf."""
     W, L = max(map(len, found)), shape.length
-    nothing = Continuation((0,) * (L - 1), (-math.inf,) * (L - 1))
-    full = [[_cut(one, L - 1) for one in row] + [nothing] * (W - len(row)) for row in found]
-    pairs = zip(roots, full, strict=True)
-    tokens = [[[root, *one.tokens] for one in row] for root, row in pairs]
-    scores = [[[0.0, *one.log_probs] for one in row] for row in full]
+    tokens, scores = [], []
+    for root, row in zip(roots, found, strict=True):
+        nothing: list[tuple[Sequence[int], Sequence[float]]] = [((), ())] * (W - len(row))
+        each = [(one.tokens, one.log_probs) for one in row] + nothing
+        tokens.append([[root, *_cut(drafts, L - 1, 0)] for drafts, _ in each])
+        scores.append([[0.0, *_cut(probs, L - 1, -math.inf)] for _, probs in each])
     return Beams(mx.array(tokens, mx.int32), mx.array(scores, mx.float32))
 
 
@@ -82,9 +86,6 @@ def continuation_tree(
     return tree, mx.pad(shared, [(0, 0), (0, N - tokens.shape[1])]) == 0
 
 
-def _cut(one: Continuation, drafts: int) -> Continuation:
-    """Return the continuation with exactly `drafts` tokens, cut or padded."""
-    missing = drafts - len(one.tokens)
-    return Continuation(
-        one.tokens[:drafts] + (0,) * missing, one.log_probs[:drafts] + (-math.inf,) * missing
-    )
+def _cut(values: Sequence[_N], count: int, padding: _N) -> list[_N]:
+    """Return exactly `count` values, cut or padded."""
+    return list(values[:count]) + [padding] * (count - len(values))

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from redrafter_mlx.decoding.constraint import Constraint, with_forced
-from redrafter_mlx.drafting.continuation import Continuation
-from redrafter_mlx.drafting.ngram import NgramIndex
+from redrafter_mlx.drafting.continuation import Continuation, ContinuationSource
 from redrafter_mlx.response import StepResult
 
 
@@ -35,7 +34,7 @@ class Sequence:
 
     on_result:  called once with each result; returns whether the sequence has ended
     committed:  number of tokens in the cache
-    ngrams:     index of its text for prompt lookup; None without it
+    sources:    where the host finds continuations of its text
     constraint: which tokens may come next; `on_result` advances it
     biased:     whether a grammar or penalties change what is accepted
     last_token: the last one emitted, the root of its next tree
@@ -43,7 +42,7 @@ class Sequence:
 
     on_result: Callable[[StepResult], bool]
     committed: int
-    ngrams: NgramIndex | None = None
+    sources: tuple[ContinuationSource, ...] = ()
     constraint: Constraint | None = None
     biased: bool = False
     status: Status = Status.PREFILL
@@ -63,15 +62,17 @@ class Sequence:
         self.last_token = result.tokens[-1]
         if self.on_result(result):
             self.status = Status.FINISHED
-        if self.ngrams is not None:
-            self.ngrams.extend(result.tokens)
+        for source in self.sources:
+            source.extend(result.tokens)
 
     def continuations(self, width: int, length: int) -> list[Continuation]:
         """Return up to `width` continuations of `length` drafts, the best first.
 
         If a grammar forces tokens, the only one starts with them.
         """
-        found = [] if self.ngrams is None else self.ngrams.continuations(width, length)
+        found = [one for each in self.sources for one in each.continuations(width, length)]
+        if len(self.sources) > 1:
+            found = sorted(found, key=lambda one: -one.expected)[:width]
         return found if self.constraint is None else with_forced(self.constraint, found, length)
 
     def next_continuation(self, length: int) -> Continuation | None:
@@ -79,4 +80,5 @@ class Sequence:
 
         Its `length` drafts are not known yet, and 0.
         """
-        return None if self.ngrams is None else self.ngrams.next_continuation(length)
+        found = [one for each in self.sources if (one := each.next_continuation(length))]
+        return max(found, key=lambda one: one.expected, default=None)

@@ -12,7 +12,6 @@ from redrafter_mlx.decoding.proposal import FixedPolicy, Policy
 from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.step import Decoder
-from redrafter_mlx.drafting.ngram import NgramIndex
 from redrafter_mlx.response import StepResult
 
 
@@ -35,8 +34,10 @@ def decode(
     constraint: is advanced by `on_result`
     policy:     None drafts the decoder's shape in every step
     """
-    ngrams = None if decoder.lookup is None else NgramIndex(decoder.lookup, prompt)
-    sequence = Sequence(on_result, len(prompt), ngrams, constraint)
+    sources = decoder.begin_sources()
+    for source in sources:
+        source.append(prompt)
+    sequence = Sequence(on_result, len(prompt), sources, constraint)
     pipeline, lock = Pipeline(decoder, policy or FixedPolicy(decoder.shape)), decoder.target.lock
     with decoder.target.in_use():
         with lock:

@@ -29,8 +29,8 @@ from redrafter_mlx.decoding.proposal import Drafted
 from redrafter_mlx.decoding.report import Report, report_of
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.state import DecodeState, Drafts
+from redrafter_mlx.drafting.continuation import ContinuationSource, HostDrafter
 from redrafter_mlx.drafting.interface import Drafter, Features, Seen
-from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.speculation.accept import Acceptance
 from redrafter_mlx.speculation.penalties import first_past
 from redrafter_mlx.speculation.sampling import shared_draws
@@ -45,7 +45,7 @@ class Decoder:
     drafter:    None decodes plainly: the same loop with a tree of one node
     shape:      default shape of the drafts
     logprobs:   whether results hold the log-probabilities that each token was chosen from
-    lookup:     adds n-gram matches of the text to the drafts; None adds none
+    host_drafters: add continuations to the drafts, such as n-gram matches of the text
     pack:       makes a tree of the drafted beams; drafts drawn for rejection are one already
     """
 
@@ -54,13 +54,17 @@ class Decoder:
     shape: BeamShape
     sampling: SamplingParams
     logprobs: bool = False
-    lookup: Lookup | None = None
+    host_drafters: tuple[HostDrafter, ...] = ()
     pack: Pack = pack_beam
 
     def new_cache(self, batch: int = 1) -> SequenceCache:
         """Return an empty cache for `batch` sequences."""
         memory = () if self.drafter is None else self.drafter.empty(batch)
         return SequenceCache(self.target.new_cache(), memory, batch)
+
+    def begin_sources(self) -> tuple[ContinuationSource, ...]:
+        """Return the sources of a new text, which is empty so far."""
+        return tuple(drafter.begin() for drafter in self.host_drafters)
 
     def start(
         self,

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import abc
 from typing import Literal, NamedTuple, Protocol
 
-Kind = Literal["short match", "long match"]
+Kind = Literal["short match", "long match", "forced"]
 """Kinds of continuations that are accepted at different rates; each is trusted by itself."""
-
-LONG_MATCH = 8
-"""Number of matching tokens from which a match is long: such hold where short ones fail."""
 
 
 class Continuation(NamedTuple):
@@ -17,16 +15,19 @@ class Continuation(NamedTuple):
 
     tokens:    the drafts after the root
     log_probs: of the same prefixes, cumulative
-    matched:   number of tokens of the text that it was found by, up to the number compared
+    kind:      whose acceptance record it belongs to
+    limit:     maximum number of drafts that are worth their cost by what found them, however well
+               others of the kind were accepted; None if all may be
     """
 
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
-    matched: int = 0
+    kind: Kind
+    limit: int | None = None
 
-    @property
-    def kind(self) -> Kind:
-        return "long match" if self.matched >= LONG_MATCH else "short match"
+    def first(self, drafts: int) -> Continuation:
+        """Return its first drafts alone."""
+        return self._replace(tokens=self.tokens[:drafts], log_probs=self.log_probs[:drafts])
 
     @property
     def expected(self) -> float:
@@ -35,8 +36,44 @@ class Continuation(NamedTuple):
 
 
 class ContinuationSource(Protocol):
-    """Finds continuations of one text."""
+    """Finds continuations of one text, of which it is shown every token, in order."""
+
+    def append(self, tokens: abc.Sequence[int]) -> None:
+        """Add tokens that were given, not emitted."""
+        ...
+
+    def extend(self, tokens: abc.Sequence[int]) -> None:
+        """Add emitted tokens."""
+        ...
 
     def continuations(self, width: int, length: int) -> list[Continuation]:
         """Return up to `width` continuations of `length` drafts, the best first."""
+        ...
+
+    def next_continuation(self, length: int) -> Continuation | None:
+        """Return the most trusted continuation that the next token can lead to; None if none can.
+
+        Its `length` drafts are not known yet, and 0.
+        """
+        ...
+
+
+class HostDrafter(Protocol):
+    """Drafts on the host, from tokens alone, in the place of a drafter on the device or beside it.
+
+    To add one, write one file with a class like this, and register it in `host_drafters`.
+    """
+
+    @property
+    def name(self) -> str:
+        """Short name for display and records."""
+        ...
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Maximum host memory of a source, for each token of its text."""
+        ...
+
+    def begin(self) -> ContinuationSource:
+        """Return the source of a new text, which is empty so far."""
         ...

@@ -18,9 +18,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from redrafter_mlx.drafting.host_drafters import HOST_DRAFTERS, LOOKUP
 from redrafter_mlx.errors import BadInputError
 
-AUTO, NONE, LOOKUP, TRAINED = "auto", "none", "lookup", "trained"
+AUTO, NONE, TRAINED = "auto", "none", "trained"
 
 _CLASS = re.compile(r".+\.py:\w+")
 _TREE = re.compile(r"\+tree:([^+]*)")
@@ -31,13 +32,13 @@ class DrafterName:
     """A parsed name; whether there are such drafters is not known yet.
 
     parts:  drafters: TRAINED, FILE.py:CLASS, or a folder, model or repository; two draft together
-    lookup: whether prompt lookup is added
-    auto:   a published drafter replaces a missing trained one, and lookup alone both
+    host:   drafters on the host, which draft alone or beside these
+    auto:   a published drafter replaces a missing trained one, and those on the host alone both
     tree:   name or file of the static tree to draft along; None drafts beams
     """
 
     parts: tuple[str, ...] = ()
-    lookup: bool = False
+    host: tuple[str, ...] = ()
     auto: bool = False
     tree: str | None = None
 
@@ -51,14 +52,15 @@ def parse(name: str | Path | None) -> DrafterName:
         return DrafterName()
     found = _TREE.search(os.fspath(name))
     tree = None if found is None else found[1]
-    own, lookup = _split_lookup(_TREE.sub("", os.fspath(name), count=1))
+    own, host = _split_host(_TREE.sub("", os.fspath(name), count=1))
     if tree is not None and own in (AUTO, None):
+        named = own or "+".join(host)
         raise BadInputError(
-            f"{own or LOOKUP} drafts along no tree; name a drafter, as in {TRAINED}+tree:NAME"
+            f"{named} drafts along no tree; name a drafter, as in {TRAINED}+tree:NAME"
         )
     if own == AUTO:
-        return DrafterName((TRAINED,), lookup=True, auto=True)
-    return DrafterName(() if own is None else _parts(own), lookup, tree=tree)
+        return DrafterName((TRAINED,), tuple({LOOKUP: 0, **dict.fromkeys(host)}), auto=True)
+    return DrafterName(() if own is None else _parts(own), host, tree=tree)
 
 
 def is_class(part: str) -> bool:
@@ -66,17 +68,31 @@ def is_class(part: str) -> bool:
     return _CLASS.fullmatch(part) is not None
 
 
-def _split_lookup(name: str) -> tuple[str | None, bool]:
-    """Split off prompt lookup: return the other drafter and whether there is prompt lookup."""
-    if name == LOOKUP:
-        return None, True
-    own = name.removesuffix(f"+{LOOKUP}")
-    if own == name:
-        own = name.removeprefix(f"{LOOKUP}+")
-    if not own:
-        beside = f"a drafter beside {LOOKUP}" if name else f"a drafter, or {NONE}"
+def _split_host(name: str) -> tuple[str | None, tuple[str, ...]]:
+    """Split off the drafters on the host: return the other drafter, and those."""
+    host: list[str] = []
+    own: str | None = name
+    while own is not None and (found := _first_host(own)):
+        word, own = found
+        if word in host:
+            raise BadInputError(f"{word} is named twice, so it cannot be combined; name it once")
+        host.append(word)
+    if own == "":
+        beside = f"a drafter beside {'+'.join(host)}" if host else f"a drafter, or {NONE}"
         raise BadInputError(f"drafter is {name!r}; name {beside}")
-    return own, own != name
+    return own, tuple(word for word in HOST_DRAFTERS if word in host)
+
+
+def _first_host(name: str) -> tuple[str, str | None] | None:
+    """Return a host drafter at an end of a name, and the rest, which is None if there is none."""
+    for word in HOST_DRAFTERS:
+        if name == word:
+            return word, None
+        if name.endswith(f"+{word}"):
+            return word, name.removesuffix(f"+{word}")
+        if name.startswith(f"{word}+"):
+            return word, name.removeprefix(f"{word}+")
+    return None
 
 
 def _parts(name: str) -> tuple[str, ...]:
@@ -90,7 +106,9 @@ def _parts(name: str) -> tuple[str, ...]:
             f"{AUTO} is {TRAINED}+{LOOKUP}, and two drafters at most draft together; "
             f"name {TRAINED} and the other one"
         )
-    for word, why in ((NONE, "decodes plainly"), (LOOKUP, "is named twice")):
+    if NONE in parts:
+        raise BadInputError(f"{NONE} decodes plainly, so it cannot be combined; give it alone")
+    for word in HOST_DRAFTERS:
         if word in parts:
-            raise BadInputError(f"{word} {why}, so it cannot be combined with that; give it alone")
+            raise BadInputError(f"{word} is named between two drafters; name it last")
     return tuple(parts)

@@ -16,11 +16,15 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import ClassVar
 
-from redrafter_mlx.drafting.continuation import Continuation
+from redrafter_mlx.drafting.continuation import Continuation, Kind
 
 _BESIDE_A_DRAFTER = 3
 """Minimum match length when a drafter drafts too: shorter matches are right less often."""
+
+_LONG_MATCH = 8
+"""Number of matching tokens from which a match is long: such hold where short ones fail."""
 
 _PRIOR_TRIALS = 4.0
 """Weight of the rates in `Lookup.accepted`, as a number of matches in the text at hand."""
@@ -31,9 +35,6 @@ search."""
 
 _TOKEN_BITS = 32
 """Bits of a token in an n-gram's key."""
-
-BYTES_PER_TOKEN = 256
-"""Maximum host memory of an index for each token of its text: 8 MB for 32,768 tokens."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,16 @@ class Lookup:
     accepted: tuple[float, ...] = (0.20, 0.47, 0.59, 0.71, 0.81, 0.84, 0.84, 0.93)
     second: float = 0.35
 
+    name: ClassVar[str] = "lookup"
+    bytes_per_token: ClassVar[int] = 256  # 8 MB for 32,768 tokens
+
     @classmethod
-    def beside(cls, drafter: object | None) -> Lookup:
-        """Return the default prompt lookup beside a drafter, or alone if that is None."""
-        return cls() if drafter is None else cls(_BESIDE_A_DRAFTER)
+    def beside(cls, drafter: bool) -> Lookup:
+        """Return the default prompt lookup, beside a drafter on the device or alone."""
+        return cls(_BESIDE_A_DRAFTER) if drafter else cls()
+
+    def begin(self) -> NgramIndex:
+        return NgramIndex(self, ())
 
 
 class NgramIndex:
@@ -104,7 +111,7 @@ class NgramIndex:
             matched = min(best[1] + 1, len(self._trials))
         elif len(self.tokens) < matched - 1 or self._last(matched - 1) not in self._followed:
             return None
-        return Continuation((0,) * length, self._log_probs(matched, length), matched)
+        return _after_match((0,) * length, self._log_probs(matched, length), matched)
 
     def continuations(self, width: int, length: int) -> list[Continuation]:
         """Return up to `width` candidates of `length` drafts, the best first.
@@ -115,7 +122,7 @@ class NgramIndex:
         found = []
         for number, (position, matched) in enumerate(self._matches(width, length)):
             log_probs = self._log_probs(matched, length, number * math.log(self._lookup.second))
-            found.append(Continuation(tuple(self._after(position, length)), log_probs, matched))
+            found.append(_after_match(tuple(self._after(position, length)), log_probs, matched))
         return found
 
     def _log_probs(self, matched: int, length: int, before: float = 0.0) -> tuple[float, ...]:
@@ -196,3 +203,11 @@ class NgramIndex:
     def _last(self, n: int) -> int:
         """Return the key of the last `n` tokens, at most those of the shortest n-gram."""
         return self._key & ((1 << _TOKEN_BITS * n) - 1)
+
+
+def _after_match(
+    tokens: tuple[int, ...], log_probs: tuple[float, ...], matched: int
+) -> Continuation:
+    """Return a continuation after a match; one that is not long holds twice its length at most."""
+    kind: Kind = "long match" if matched >= _LONG_MATCH else "short match"
+    return Continuation(tokens, log_probs, kind, None if kind == "long match" else 2 * matched)

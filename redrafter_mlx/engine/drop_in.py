@@ -11,8 +11,10 @@ from transformers import PreTrainedTokenizerBase
 
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.decoding.constraint import Constraint
+from redrafter_mlx.drafting.continuation import HostDrafter
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.host_drafters import host_drafters
 from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.drafting.names import parse
 from redrafter_mlx.engine.engine import Redrafter
@@ -76,10 +78,10 @@ def stream_generate(
     drafts = plain(num_draft_tokens)
     if isinstance(drafts, int) and drafter is not None:  # mlx-lm, too, ignores it without a model
         overrides = {"beam_width": 1, "beam_length": drafts + 1, **overrides}
-    lookup = False
+    host: tuple[HostDrafter, ...] = ()
     if isinstance(drafter, (str, Path)):
-        drafter, lookup = _opened(drafter)
-    redrafter = Redrafter(model, wrapped, drafter, lookup=lookup)
+        drafter, host = _opened(drafter)
+    redrafter = Redrafter(model, wrapped, drafter, host_drafters=host)
     chosen = redrafter.chosen_options(options, overrides)
     ids = redrafter.encode(prompt, raw=True)
     return redrafter.stream(
@@ -87,12 +89,13 @@ def stream_generate(
     )
 
 
-def _opened(name: str | Path) -> tuple[Bindable | None, bool]:
-    """Return the drafter in a folder, None without one, and whether prompt lookup is added."""
+def _opened(name: str | Path) -> tuple[Bindable | None, tuple[HostDrafter, ...]]:
+    """Return the drafter in a folder, None without one, and those on the host."""
     named = parse(name)
     if named.auto or named.tree or len(named.parts) > 1:
         raise BadInputError(
             f"drafter is {str(name)!r}; give a drafter, its folder or lookup, or `load` the model"
         )
     folder = next(iter(named.parts), None)
-    return None if folder is None else DrafterFolder(Path(folder)), named.lookup
+    host = host_drafters(named.host, beside=folder is not None)
+    return None if folder is None else DrafterFolder(Path(folder)), host

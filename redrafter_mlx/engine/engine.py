@@ -20,9 +20,8 @@ from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.decoding.text import AnswerText, TokenText
 from redrafter_mlx.distributed.mirror import Mirror, target_of
 from redrafter_mlx.drafting.checked import bound
+from redrafter_mlx.drafting.continuation import HostDrafter
 from redrafter_mlx.drafting.interface import Bindable
-from redrafter_mlx.drafting.names import LOOKUP
-from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.engine.core import EngineCore, EngineStatus
 from redrafter_mlx.engine.exactness import check_once
 from redrafter_mlx.engine.memory import MemoryBudget
@@ -52,8 +51,8 @@ class Redrafter:
                   which of several was taken, and which were skipped; None if it was unambiguous
     prompts:      encodes prompts that fit
     drafter:      drafts on the device; None without a drafter
-    lookup:       prompt lookup, which adds copies of the text to the drafts; None without it
-    drafting:     the names of both, for people and records; None for plain decoding
+    host_drafters: add continuations to the drafts, such as copies of the text
+    drafting:     the names of all, for people and records; None for plain decoding
     tuning:       auto-tuning: cost model and acceptance statistics; None for plain decoding and
                   for a static tree, where no shape is chosen
     """
@@ -64,7 +63,7 @@ class Redrafter:
         tokenizer: TokenizerWrapper | PreTrainedTokenizerBase,
         drafter: Bindable | None = None,
         *,
-        lookup: Lookup | bool = False,
+        host_drafters: Sequence[HostDrafter] = (),
         source: TargetSource | None = None,
         drafter_note: str | None = None,
         engine: EngineOptions | None = None,
@@ -74,7 +73,6 @@ class Redrafter:
     ) -> None:
         """`load` finds drafters by name; here they are objects.
 
-        lookup: adds prompt lookup to the drafter; True is the default one
         target: the model's, if it was made before
         mirror: sends the target's calls to the other ranks; None if there are none
         thread: computes for other engines, too; by default this one has a thread of its own
@@ -91,9 +89,10 @@ class Redrafter:
         self.mirror = mirror
         target = target or target_of(model, mirror)
         self.drafter = None if drafter is None else bound(drafter, target, self.tokenizer)
-        self.lookup = (Lookup.beside(drafter) if lookup is True else lookup) or None
+        self.host_drafters = tuple(host_drafters)
         labels = [] if self.drafter is None else [self.drafter.label]
-        self.drafting = " and ".join([*labels, *([LOOKUP] if self.lookup else [])]) or None
+        labels += [one.name for one in self.host_drafters]
+        self.drafting = " and ".join(labels) or None
         notes = [drafter_note, None if self.drafter is None else self.drafter.note]
         self.drafter_note = "; ".join(note for note in notes if note) or None
         self.target = (
@@ -104,9 +103,8 @@ class Redrafter:
             self.tuning = Tuner(model, self.target, self.drafter)
         self.limits = engine or EngineOptions()
         modules = () if self.drafter is None else self.drafter.modules
-        self._memory = MemoryBudget(
-            self.target, self.limits, modules, indexes=self.lookup is not None
-        )
+        host_bytes = sum(one.bytes_per_token for one in self.host_drafters)
+        self._memory = MemoryBudget(self.target, self.limits, modules, host_bytes=host_bytes)
         self.prompts = PromptEncoder(
             self.tokenizer, target.vocab_size, context_length_of(model, source), self._memory
         )
@@ -340,7 +338,7 @@ class Redrafter:
             if token >= V:
                 raise BadInputError(f"logit_bias names token {token}; the model has {V}")
         most = None if self.drafter is None else self.drafter.max_length
-        if most is not None and self.lookup is None and (chosen.beam_length or 0) > most:
+        if most is not None and not self.host_drafters and (chosen.beam_length or 0) > most:
             raise BadInputError(
                 f"beam_length is {chosen.beam_length}; {self.drafting} drafts beams of up to {most}"
             )
@@ -365,9 +363,9 @@ class Redrafter:
         self, options: GenerationOptions, shape: BeamShape, pack: Pack = pack_beam
     ) -> Decoder:
         """Return the decoding loop with this model's drafts; `shape` is the default shape."""
-        drafter, lookup = (self.drafter, self.lookup) if options.draft else (None, None)
+        drafter, host = (self.drafter, self.host_drafters) if options.draft else (None, ())
         sampling, logprobs = options.sampling, options.logprobs
-        return Decoder(self.target, drafter, shape, sampling, logprobs, lookup, pack)
+        return Decoder(self.target, drafter, shape, sampling, logprobs, host, pack)
 
     def _request(
         self,

@@ -9,7 +9,6 @@ import mlx.nn as nn
 
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
-from redrafter_mlx.drafting.ngram import BYTES_PER_TOKEN
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.request import Request
 from redrafter_mlx.errors import BadInputError, BusyError
@@ -41,11 +40,11 @@ class MemoryBudget:
         options: EngineOptions,
         modules: Sequence[nn.Module] = (),
         *,
-        indexes: bool = False,
+        host_bytes: int = 0,
     ) -> None:
         """Reserve for the weights of `modules`, which the drafter drafts with, and the target's.
 
-        indexes: whether the host keeps an index of each text, for prompt lookup
+        host_bytes: what the host keeps for each token of a text, such as an index of n-grams
         """
         given = options.memory_bytes
         self._limit = memory_limit() if given is None else given
@@ -55,7 +54,7 @@ class MemoryBudget:
         given = options.prefix_bytes
         self.prefix_bytes = free // _PREFIX_SHARE if given is None else given
         self._slot = _slot_bytes(target)  # until a drafter's memory was measured too
-        self._index = BYTES_PER_TOKEN if indexes else 0
+        self._host = host_bytes
 
     def fits(self, requests: Sequence[Request], nodes: int) -> bool:
         """Whether all these answers fit at once, with trees of so many nodes, if none runs now."""
@@ -93,8 +92,8 @@ class MemoryBudget:
         """
         joined = max(slots, *others) * (len(others) + 1) if others else 0
         total = slots + joined + sum(others[len(others) - unread :])
-        indices = self._index * (slots + sum(others))  # none of it is in MLX's memory
-        return int(self._slot * total) + indices + self._work * (len(others) + 1)
+        host = self._host * (slots + sum(others))  # none of it is in MLX's memory
+        return int(self._slot * total) + host + self._work * (len(others) + 1)
 
     def excess(self, needed: int) -> int:
         """Return how many bytes too few are free; 0 or less if `needed` bytes are free."""
@@ -110,7 +109,7 @@ class MemoryBudget:
 
     def can_grow(self, slots: int, prefixes: PrefixCache) -> bool:
         """Whether running answers can have so many more slots; drops prefixes like `make_room`."""
-        return self.make_room(int((self._slot + self._index) * slots), prefixes)
+        return self.make_room(int((self._slot + self._host) * slots), prefixes)
 
     def refusal(self, request: Request) -> BadInputError | None:
         """Return the error for an answer that would not fit beside the weights alone, else None."""

@@ -58,7 +58,7 @@ class PromptReader:
                     answer.prefill.read(size)
             except RedrafterError as error:
                 answer.error = error
-            answer.index_prompt(_MAX_INDEXED)  # while the device computes
+            answer.show_prompt(_MAX_INDEXED)  # while the device computes
             self._tokens += size
             read.append(answer)
         if backend() == "cpu":  # MLX has waited for nearly all of it while it submitted

@@ -14,7 +14,6 @@ from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.sequence import Sequence, Status
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.decoding.text import AnswerText
-from redrafter_mlx.drafting.ngram import NgramIndex
 from redrafter_mlx.engine.tally import Tally
 from redrafter_mlx.engine.thread import Emit, Ended
 from redrafter_mlx.response import Response, StepResult
@@ -81,7 +80,7 @@ class Answer(Sequence):
         super().__init__(
             self.read,
             len(request.prompt),
-            None if decoder.lookup is None else NgramIndex(decoder.lookup, ()),
+            decoder.begin_sources(),
             constraint,
             biased=constraint is not None or changes_logits(options),
             status=Status.WAITING,
@@ -91,6 +90,7 @@ class Answer(Sequence):
         self.touched = -1
         self.stops: list[int] = []
         self.awaited_prefix: tuple[Answer, int] | None = None
+        self._shown = 0  # tokens of the prompt, to its sources
         self.error: Exception | None = None
         self.cancelled = False
         self._emit, self._unread = emit, unread
@@ -124,9 +124,8 @@ class Answer(Sequence):
 
     @property
     def prompt_is_read(self) -> bool:
-        """Whether all of the prompt was read, and indexed for prompt lookup."""
-        indexed = self.ngrams is None or len(self.ngrams.tokens) >= len(self.request.prompt)
-        return not self.prefill.left and indexed
+        """Whether all of the prompt was read, and its sources have been shown it."""
+        return not self.prefill.left and self._shown == len(self.request.prompt)
 
     def update_status(self) -> None:
         """Finish it if it is over; pause it while its caller is behind with log-probabilities."""
@@ -136,12 +135,11 @@ class Answer(Sequence):
             behind = self._unread() > _MAX_UNREAD
             self.status = Status.PAUSED if behind else Status.RUNNING
 
-    def index_prompt(self, limit: int) -> None:
-        """Index up to `limit` more tokens of the prompt, as far as the target has read it."""
-        if self.ngrams is not None:
-            start = len(self.ngrams.tokens)
-            end = min(self.prefill.position, start + limit)
-            self.ngrams.append(self.request.prompt[start:end])
+    def show_prompt(self, limit: int) -> None:
+        """Show the sources up to `limit` more tokens of the prompt that the target has read."""
+        start, self._shown = self._shown, min(self.prefill.position, self._shown + limit)
+        for source in self.sources:
+            source.append(self.request.prompt[start : self._shown])
 
     def read(self, result: StepResult) -> bool:
         """Send the caller a step's tokens, one by one; return whether the answer is over."""

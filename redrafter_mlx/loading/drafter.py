@@ -52,13 +52,13 @@ class PreparedDrafter:
     """A caller's drafter, checked as far as that is possible without a target.
 
     parts:        the parts of its name, of which FILE.py:CLASS is made already; or an object
-    lookup, auto: as in DrafterName
+    host, auto:   as in DrafterName
     tree:         a static tree to draft along; None drafts beams
     bits:         of the drafters' weights, see `bits_of_drafter`
     """
 
     parts: tuple[str | Bindable, ...]
-    lookup: bool = False
+    host: tuple[str, ...] = ()
     auto: bool = False
     tree: StaticTree | None = None
     bits: int | None = None
@@ -76,7 +76,7 @@ def prepare_drafter(
     if isinstance(drafter, DrafterName):
         tree = None if drafter.tree is None else find_tree(drafter.tree)
         parts = tuple(map(_checked, drafter.parts))
-        prepared = PreparedDrafter(parts, drafter.lookup, drafter.auto, tree, bits)
+        prepared = PreparedDrafter(parts, drafter.host, drafter.auto, tree, bits)
     else:
         prepared = PreparedDrafter((check_drafter(drafter),), bits=bits)
     if bits is not None and not all(isinstance(part, str) for part in prepared.parts):
@@ -96,8 +96,8 @@ def open_drafter(
     """Open the drafter for a target in memory.
 
     Returns:
-      the drafter, or None to decode without one besides lookup; a line for the user on what "auto"
-      or "trained" found, None if there is nothing to say
+      the drafter, or None if only those on the host draft; a line for the user on what "auto" or
+      "trained" found, None if there is nothing to say
     """
     parts: list[Bindable] = []
     note = None

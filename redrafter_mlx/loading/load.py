@@ -10,6 +10,7 @@ from redrafter_mlx.config import DType
 from redrafter_mlx.distributed.facts import facts_of
 from redrafter_mlx.distributed.follower import follow
 from redrafter_mlx.distributed.group import join_ranks
+from redrafter_mlx.drafting.host_drafters import host_drafters
 from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.drafting.names import AUTO, parse
 from redrafter_mlx.engine.engine import Redrafter
@@ -107,7 +108,7 @@ def draft_with(
         loaded.model,
         loaded.tokenizer,
         opened,
-        lookup=drafter.lookup,
+        host_drafters=host_drafters(drafter.host, beside=opened is not None),
         source=loaded.source,
         drafter_note=note,
         engine=engine,

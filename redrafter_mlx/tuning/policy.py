@@ -24,7 +24,7 @@ from redrafter_mlx.config import MAX_BEAM_LENGTH, PLAIN, BeamShape
 from redrafter_mlx.decoding.prefix_cache import common_prefix
 from redrafter_mlx.decoding.proposal import Drafted, Proposal
 from redrafter_mlx.decoding.sequence import Sequence
-from redrafter_mlx.drafting.continuation import LONG_MATCH, Continuation
+from redrafter_mlx.drafting.continuation import Continuation
 from redrafter_mlx.response import StepResult
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
 from redrafter_mlx.tuning.budget import ProbeBudget
@@ -51,8 +51,8 @@ _PLAIN_EVERY, _PLAIN_SELDOM = 8, 128
 chosen shape is known, and from then on (test_step_times)."""
 
 _UNSURE_DRAFTS = 3
-"""Maximum number of drafts of a continuation that is not a long match, while it is not known what
-such a step takes: a wrong one with more can cost several plain steps, a tenth of a short answer
+"""Maximum number of drafts of a continuation with a limit, while it is not known what such a step
+takes: a wrong one with more can cost several plain steps, a tenth of a short answer
 (test_copies_are_short_until_it_is_known_what_they_take)."""
 
 
@@ -267,13 +267,10 @@ class TunedPolicy:
     def _revisable(
         self, found: Continuation | None, shape: BeamShape, branches: abc.Sequence[float]
     ) -> Revisable:
-        """Return a tree, with the number of drafts that its continuation may have.
-
-        From a match that is not long, at most twice its length, however well others were accepted.
-        """
+        """Return a tree, with the number of drafts that its continuation may have."""
         longest = 0 if found is None else len(found.tokens)
-        if found is not None and found.matched < LONG_MATCH:
-            longest = min(longest, 2 * found.matched)
+        if found is not None and found.limit is not None:
+            longest = min(longest, found.limit)
             kind = kind_of(2 * _UNSURE_DRAFTS, waited=True)
             if self._costs.assumed and not self._costs.times.known(kind):
                 longest = min(longest, _UNSURE_DRAFTS)

@@ -91,8 +91,7 @@ def _revised(tree: Revisable, longest: int, join: bool, trust: Trust) -> Revised
     count = max([n for n in _LENGTHS if n <= most], default=0)
     if tree.found is None or count == 0:
         return RevisedTree(None, tree.shape, tree.tokens)
-    tokens, log_probs, matched = tree.found
-    found = Continuation(tokens[:count], log_probs[:count], matched)
+    found = tree.found.first(count)
     trusted = trust.of(found.kind)
     holds = [trusted * math.exp(p) for p in found.log_probs]
     shape, branches = BeamShape(1, count + 1), tree.branches if join else ()
