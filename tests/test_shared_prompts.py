@@ -15,6 +15,7 @@ from tiny import byte_model, byte_tokenizer, random_drafter, truncated
 from waiting import wait_for
 
 from redrafter_mlx.drafting.draft_model import DraftModel
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.response import Completion
 from redrafter_mlx.target_model.kv_cache import TreeCache
@@ -64,8 +65,9 @@ def redrafter(
         sample = TRAINED["EAGLE-3"]
         folder = write_files(tmp_path / "eagle", sample, random_tensors(sample))
         drafter = load(folder, Target(model))
+    host = (Lookup(3),) if request.param == "own and lookup" else ()
     made = Redrafter(
-        model, byte_tokenizer(), drafter, lookup=request.param == "own and lookup"  # type: ignore[arg-type]
+        model, byte_tokenizer(), drafter, host_drafters=host  # type: ignore[arg-type]
     )  # fmt: skip
     yield made
     made.close()
