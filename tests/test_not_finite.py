@@ -7,6 +7,7 @@ import math
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+from hybrids import HYBRIDS
 from mlx.utils import tree_map
 from tiny import byte_tokenizer, plain_tokens, random_model
 
@@ -37,6 +38,8 @@ MODELS: dict[str, dict[str, object]] = {
     "deepseek_v2": LATENT,
     # the experts of each position
     "qwen3_moe": {},
+    # a recurrent state
+    "qwen3_5": HYBRIDS["qwen3_5"],
 }
 
 

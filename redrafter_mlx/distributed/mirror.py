@@ -8,7 +8,7 @@ decisions, however their sums are rounded.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import cast
 from weakref import WeakKeyDictionary, WeakSet
@@ -25,6 +25,7 @@ from redrafter_mlx.errors import MismatchError
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.kv_cache import Snapshot, TreeCache
 from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.target_model.recurrent.state_cache import Recurrences
 
 
 class Mirror:
@@ -83,8 +84,10 @@ class _MirroredSnapshot(Snapshot):
 class MirroredCache(TreeCache):
     """A cache that records the origin of its contents; see TreeCache."""
 
-    def __init__(self, n_layers: int, mirror: Mirror, origin: Origin) -> None:
-        super().__init__(n_layers)
+    def __init__(
+        self, n_layers: int, states: Mapping[int, Recurrences], mirror: Mirror, origin: Origin
+    ) -> None:
+        super().__init__(n_layers, states)
         self._mirror = mirror
         self.origin = origin
 
@@ -93,9 +96,7 @@ class MirroredCache(TreeCache):
 
         Otherwise rank 0 could skip sums of the last layer, for which other ranks would wait.
         """
-        last = self.layers[-1]
-        assert last.keys is not None
-        last.keys = mx.depends(last.keys, hidden)
+        self.layers[-1].after(hidden)
         self.origin, self._mirror.last = stored, hidden
 
     def flush(self) -> None:
@@ -130,7 +131,7 @@ class MirroredCache(TreeCache):
         self.origin, self._mirror.last = before.origin, before.last
 
     def _with(self, cache: TreeCache, origin: Origin) -> MirroredCache:
-        whole = MirroredCache(len(self.layers), self._mirror, origin)
+        whole = MirroredCache(len(self.layers), self.states, self._mirror, origin)
         whole.layer_buffers = cache.layer_buffers
         return whole
 
@@ -153,7 +154,7 @@ class MirroredTarget(Target):
         return super().reading(layers)
 
     def new_cache(self) -> MirroredCache:
-        return MirroredCache(self.n_caches, self._mirror, Made("new"))
+        return MirroredCache(self.n_caches, self.states, self._mirror, Made("new"))
 
     def append(self, tokens: mx.array, cache: TreeCache, start: int, length: int = 0) -> mx.array:
         assert isinstance(cache, MirroredCache)

@@ -19,6 +19,7 @@ from redrafter_mlx.drafting.interface import Features, Memory, Seen
 from redrafter_mlx.drafting.level_drafter import DraftLevels
 from redrafter_mlx.errors import MismatchError
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
+from redrafter_mlx.target_model.adapter import unsupported
 from redrafter_mlx.target_model.fingerprint import nbytes_of, shapes_hash
 from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
@@ -39,6 +40,10 @@ class DraftModel(CachedDrafter, well_formed=True):
         target: the model's, if it was made before
         """
         self._model = target or Target(model)
+        if self._model.states:
+            raise unsupported(
+                self._model.model_type, "as a draft model it needs keys and values, not states"
+            )
         size = self._model.vocab_size
         super().__init__(name, model, DraftVocabulary(size, size))
         self._tokenizer = tokenizer

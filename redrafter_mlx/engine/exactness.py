@@ -44,7 +44,7 @@ def _setup(checked: Target) -> dict[str, object]:
     """Return all that the result depends on, except the values of the weights."""
     digest = hashlib.sha256()
     for folder in _COMPUTED_BY:
-        for file in sorted(folder.glob("*.py")):
+        for file in sorted(folder.rglob("*.py")):
             digest.update(file.read_bytes())
     return {
         "setup": setup_of(checked.model, checked, "").key,

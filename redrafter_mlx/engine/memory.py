@@ -53,7 +53,8 @@ class MemoryBudget:
         free = max(self._limit - self._weights, 0)
         given = options.prefix_bytes
         self.prefix_bytes = free // _PREFIX_SHARE if given is None else given
-        self._slot = _slot_bytes(target)  # until a drafter's memory was measured too
+        self._slot, self._state = 1.0, 0  # until a drafter's memory was measured too
+        self._measure(_one_slot(target))
         self._host = host_bytes
 
     def fits(self, requests: Sequence[Request], nodes: int) -> bool:
@@ -69,12 +70,18 @@ class MemoryBudget:
         return max(int((self._limit - self._weights) / self._slot), 0)
 
     def learn(self, cache: SequenceCache) -> None:
-        """Measure the bytes of a cache slot in one sequence's cache.
+        """Measure the bytes of a cache slot, and of recurrent states, in one sequence's cache.
 
         The largest seen counts: an answer without drafts has no drafter's memory, and the next one
         may have it.
         """
-        self._slot = max(self._slot, cache.nbytes / max(cache.target.capacity, 1))
+        drafters = cache.nbytes - cache.target.nbytes
+        self._measure(cache.target, drafters)
+
+    def _measure(self, cache: TreeCache, drafters: int = 0) -> None:
+        slots = cache.nbytes - cache.state_bytes + drafters
+        self._slot = max(self._slot, slots / max(cache.capacity, 1))
+        self._state = max(self._state, cache.state_bytes)
 
     def slots(self, request: Request, committed: int = 0) -> int:
         """Return the cache slots to reserve for a request, of which `committed` tokens are read."""
@@ -93,7 +100,8 @@ class MemoryBudget:
         joined = max(slots, *others) * (len(others) + 1) if others else 0
         total = slots + joined + sum(others[len(others) - unread :])
         host = self._host * (slots + sum(others))  # none of it is in MLX's memory
-        return int(self._slot * total) + host + self._work * (len(others) + 1)
+        states = self._state * (1 + (len(others) + 1 if others else 0) + unread)
+        return int(self._slot * total) + states + host + self._work * (len(others) + 1)
 
     def excess(self, needed: int) -> int:
         """Return how many bytes too few are free; 0 or less if `needed` bytes are free."""
@@ -139,9 +147,9 @@ class MemoryBudget:
         )
 
 
-def _slot_bytes(target: Target) -> float:
-    """Return the bytes of a slot of the target's cache, from the shapes of a call: none is run."""
-    cache = TreeCache(target.n_caches)
+def _one_slot(target: Target) -> TreeCache:
+    """Return a cache after a call, for its shapes: nothing is computed."""
+    cache = TreeCache(target.n_caches, target.states)
     cache.plan_prompt(0, 1)
     target.hidden(mx.array([[0]]), cache.layers)
-    return cache.nbytes / cache.capacity
+    return cache

@@ -46,7 +46,7 @@ class Prefixes:
         kept. Others read the tokens again if they draft for such a prompt.
         """
         drafter = answer.decoder.drafter
-        if not (answer.request.options.cache_prompt and tokens):
+        if not (answer.request.options.cache_prompt and tokens) or answer.decoder.target.states:
             return
         try:
             if drafter is not None and drafter.features.any:
@@ -62,6 +62,8 @@ class Prefixes:
         compared once.
         """
         one, other = answer.request, reading.request
+        if answer.decoder.target.states:
+            return
         if not (one.options.cache_prompt and other.options.cache_prompt):
             return
         if answer.decoder.drafter is not reading.decoder.drafter:

@@ -13,12 +13,12 @@ from inspect import signature
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from redrafter_mlx.cpu.door import fast_class
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.target_model.layer_cache import AttentionCache
 from redrafter_mlx.target_model.linear import LinearView
+from redrafter_mlx.target_model.recurrent.mixers import Mixers
 from redrafter_mlx.target_model.rotary import Rotations
 
 _BACKBONE_NAMES = ("model", "transformer", "backbone")
@@ -131,23 +131,6 @@ def find_backbone(model: nn.Module, model_type: str) -> tuple[str, nn.Module]:
     raise unsupported(model_type, "its layers are not a module apart from its output layer")
 
 
-def check_cache(model: nn.Module, model_type: str) -> tuple[int, set[int]]:
-    """Return the number of the model's key/value caches, and the sizes of its sliding windows.
-
-    Raises UnsupportedModelError for layers that keep anything else.
-    """
-    if not hasattr(model, "layers"):
-        raise unsupported(model_type, "its language model has no list of layers")
-    caches = make_prompt_cache(model)
-    others = {type(c).__name__ for c in caches if type(c) not in (KVCache, RotatingKVCache)}
-    if others:
-        raise unsupported(
-            model_type,
-            f"it keeps {' and '.join(sorted(others))}, and only key/value caches can hold a tree",
-        )
-    return len(caches), {c.max_size for c in caches if type(c) is RotatingKVCache}
-
-
 def _layers_name(backbone: nn.Module) -> str:
     return next((name for name in _LAYERS_NAMES if name in backbone), "")
 
@@ -208,10 +191,13 @@ def find_embedding(backbone: nn.Module, model_type: str) -> nn.Module:
     raise unsupported(model_type, "its token embedding was not found")
 
 
-def with_node_positions(module: nn.Module) -> tuple[nn.Module, Rotations, list[LinearView]]:
+def with_node_positions(
+    module: nn.Module, mixers: Mixers | None = None
+) -> tuple[nn.Module, Rotations, list[LinearView]]:
     """Copy the modules, sharing all arrays, with rotary embeddings that take node positions.
 
-    On a CPU, the copies compute attention and SwiGLU by faster functions.
+    On a CPU, the copies compute attention and SwiGLU by faster functions. With `mixers`, the copies
+    of those take trees.
 
     Returns the copy, and the rotary embeddings and linear layers in it.
     """
@@ -227,9 +213,12 @@ def with_node_positions(module: nn.Module) -> tuple[nn.Module, Rotations, list[L
             if type(value) is nn.Linear:
                 found.append(LinearView(value))
                 return found[-1]
+            if mixers is not None and type(value) is nn.Conv1d:
+                return mixers.convolution(value)
             if id(value) not in copies:
                 clone = copies[id(value)] = copy.copy(value)
-                clone.__class__ = fast_class(type(value))
+                kind = fast_class(type(value))
+                clone.__class__ = kind if mixers is None else mixers.class_of(value, kind)
                 for key, child in list(value.items()):
                     setattr(clone, key, visit(child, key))
             return copies[id(value)]

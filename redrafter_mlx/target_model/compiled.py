@@ -18,7 +18,7 @@ from typing import Generic, ParamSpec, TypeAlias, TypeVar
 import mlx.core as mx
 
 from redrafter_mlx.target_model.kv_cache import TreeCache
-from redrafter_mlx.target_model.layer_cache import LayerBuffers, TreePlan
+from redrafter_mlx.target_model.layer_cache import LayerBuffers, PlanArrays, PlanSizes, TreePlan
 from redrafter_mlx.target_model.linear import LinearView, prepare
 
 _P = ParamSpec("_P")
@@ -78,19 +78,19 @@ class TreeCall:
         backbone: Callable[..., mx.array],
         head: Callable[[mx.array], mx.array],
         linears: Sequence[LinearView],
+        new_cache: Callable[[], TreeCache],
     ) -> None:
         """`linears`, of the backbone, are prepared when the first graph is compiled."""
 
         def build(
             inputs: Inputs,
-            offset: mx.array,
-            mask: mx.array,
-            slots: mx.array,
-            moves: mx.array | None,
-            sizes: tuple[int, int, bool],
+            arrays: PlanArrays,
+            sizes: PlanSizes,
             buffers: Sequence[LayerBuffers],
         ) -> tuple[mx.array, mx.array, Sequence[LayerBuffers]]:
-            cache = TreeCache.of(buffers, TreePlan(offset, mask, slots, moves, *sizes))
+            cache = new_cache()
+            cache.layer_buffers = buffers
+            cache.plan_call(TreePlan.of(arrays, sizes))
             hidden = backbone(inputs, cache=cache.layers)
             return hidden, head(hidden), cache.layer_buffers
 
@@ -111,10 +111,10 @@ class TreeCall:
         """
         plan = cache.plan
         assert isinstance(plan, TreePlan)
-        buffers, sizes = cache.layer_buffers, (plan.extent, plan.capacity, plan.keep)
+        buffers, (arrays, sizes) = cache.layer_buffers, plan.split()
         tokens = inputs if isinstance(inputs, mx.array) else inputs[0]
-        shapes = [None if a is None else a.shape for a in (plan.moves, *buffers[0])]
-        size = (tokens.shape, plan.offset.shape, plan.mask.shape, *sizes, *shapes)
+        one_of_each = [kind[0].buffers for kind in (cache.attention, cache.recurrent) if kind]
+        size = (tokens.shape, sizes, _shapes(arrays), _shapes(one_of_each))
         in_use = not self._last or tokens.shape in (self._last, (1, 1))
         self._last = tokens.shape
         if not (compiled and in_use) and size not in self.graphs:
@@ -128,10 +128,15 @@ class TreeCall:
                 return hidden, self._head(hidden)
         if not self.graphs.compiled:
             prepare(self._linears)
-        hidden, logits, cache.layer_buffers = self.graphs.call(
-            size, inputs, plan.offset, plan.mask, plan.slots, plan.moves, sizes, buffers
-        )
+        hidden, logits, cache.layer_buffers = self.graphs.call(size, inputs, arrays, sizes, buffers)
         return hidden, logits
+
+
+def _shapes(arrays: object) -> Hashable:
+    """Return the shapes of nested sequences of arrays and of nothing."""
+    if isinstance(arrays, mx.array):
+        return arrays.shape
+    return tuple(map(_shapes, arrays)) if isinstance(arrays, Sequence) else None
 
 
 def _compile(build: Callable[_P, _R]) -> Callable[_P, _R]:

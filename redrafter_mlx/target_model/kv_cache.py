@@ -8,7 +8,7 @@ A write after attention, to move the path to its slots at once, would copy every
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -16,15 +16,18 @@ import mlx.core as mx
 from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.speculation.constants import iota
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target_model.cache_slots import concatenate_padded, grown, round_up
+from redrafter_mlx.target_model.cache_slots import round_up
 from redrafter_mlx.target_model.layer_cache import (
     LayerBuffers,
     LayerCache,
+    LayerPlan,
     Pending,
     PromptSpan,
     TreePlan,
 )
 from redrafter_mlx.target_model.masks import attention_mask, chain_mask
+from redrafter_mlx.target_model.recurrent.interface import AcceptedPath, TreeNodes
+from redrafter_mlx.target_model.recurrent.state_cache import Recurrences, StateCache
 
 CAPACITY_STEP = 256
 """Buffers grow in steps of this many slots, so that they are rarely copied."""
@@ -50,48 +53,53 @@ class Snapshot:
 
 
 class TreeCache:
-    """The KV cache of a batch of sequences, for all layers of a target."""
+    """The caches of all layers of a target, for a batch of sequences.
 
-    def __init__(self, n_layers: int) -> None:
-        self.layers = [LayerCache() for _ in range(n_layers)]
-        self.plan: PromptSpan | TreePlan | None = None
+    states: of the layers that keep a recurrent state, by index; the others keep keys and values
+    """
+
+    def __init__(self, n_layers: int, states: Mapping[int, Recurrences] | None = None) -> None:
+        self.states = states or {}
+        self.layers = [
+            StateCache(self.states[i]) if i in self.states else LayerCache()
+            for i in range(n_layers)
+        ]
+        self.plan: LayerPlan | None = None
         self.pending: Pending | None = None
-
-    @classmethod
-    def of(cls, buffers: Sequence[LayerBuffers], plan: TreePlan) -> TreeCache:
-        """Return a cache of these buffers, for one call."""
-        cache = cls(len(buffers))
-        cache.layer_buffers = buffers
-        cache.plan_call(plan)
-        return cache
 
     @property
     def layer_buffers(self) -> Sequence[LayerBuffers]:
         """The buffers of every layer."""
-        return [(c.keys, c.values, c.tree_keys, c.tree_values) for c in self.layers]
+        return [layer.buffers for layer in self.layers]
 
     @layer_buffers.setter
     def layer_buffers(self, given: Sequence[LayerBuffers]) -> None:
         for layer, buffers in zip(self.layers, given, strict=True):
-            layer.keys, layer.values, layer.tree_keys, layer.tree_values = buffers
+            layer.buffers = buffers
+
+    @property
+    def attention(self) -> list[LayerCache]:
+        """The layers that keep keys and values."""
+        return [layer for layer in self.layers if isinstance(layer, LayerCache)]
+
+    @property
+    def recurrent(self) -> list[StateCache]:
+        """The layers that keep a recurrent state."""
+        return [layer for layer in self.layers if isinstance(layer, StateCache)]
 
     @property
     def windows(self) -> set[int]:
         """Sizes of the sliding windows that calls asked masks for."""
-        return set().union(*(layer.windows for layer in self.layers))
+        return set().union(*(layer.windows for layer in self.attention))
 
-    def plan_call(self, plan: PromptSpan | TreePlan) -> None:
+    def plan_call(self, plan: LayerPlan) -> None:
         """Set the plan of the next call, and grow the buffers for it.
 
         Within a compiled call they would take a graph of its own, for one step in 256 slots.
         """
-        self.plan, offset = plan, plan.offset
-        grows = 0 < self.capacity < plan.capacity
+        self.plan = plan
         for layer in self.layers:
-            layer.plan, layer.offset = plan, offset
-            if grows and layer.keys is not None and layer.values is not None:
-                layer.keys = grown(layer.keys, plan.capacity)
-                layer.values = grown(layer.values, plan.capacity)
+            layer.prepare(plan)
 
     def plan_prompt(self, start: int, count: int, length: int = 0) -> None:
         """Plan a call that appends `count` prompt tokens at slot `start`.
@@ -112,7 +120,10 @@ class TreeCache:
             offset, mask = length, chain_mask(length, N, extent)
         else:
             offset, mask = length[:, None] + tree.depths, attention_mask(tree.mask, length, extent)
-        self._plan_nodes(offset, mask, length, self._moves, keep=not tree.is_chain)
+        nodes = None
+        if self.states and N > 1:
+            nodes = TreeNodes(tree.mask, tree.depths, tree.max_depth, tree.is_chain)
+        self._plan_nodes(offset, mask, length, self._moves, not tree.is_chain, nodes)
 
     def plan_level(self, mask: mx.array, depth: int, length: mx.array, bound: int) -> None:
         """Plan a call that appends W nodes of one depth to a tree of M - W nodes after the text.
@@ -156,6 +167,7 @@ class TreeCache:
         first: mx.array,
         moves: mx.array | None = None,
         keep: bool = False,
+        nodes: TreeNodes | None = None,
     ) -> None:
         """Plan a call on nodes in slots that follow one another.
 
@@ -164,59 +176,59 @@ class TreeCache:
           first: [B] int32, the first node's slot
         """
         B, _, N, extent = mask.shape
+        assert nodes is not None or N == 1 or not self.states, "recurrences need whole trees"
         if B == 1:
             mask = mask[0, 0]  # all mlx-lm attention broadcasts a mask without batch axes
         slots = (first[:, None] + iota(N))[:, None, :, None]
         capacity = round_up(extent, CAPACITY_STEP)
-        self.plan_call(TreePlan(offset, mask, slots, moves, extent, capacity, keep))
+        accepted = self._accepted
+        plan = TreePlan(offset, mask, slots, moves, extent, capacity, keep, nodes, accepted)
+        self.plan_call(plan)
 
     def commit(
         self, tree: TokenTree, path: mx.array, n_accepted: mx.array, length: mx.array
     ) -> mx.array:
         """Commit the accepted path of `tree`; return the new length [B].
 
-        A chain's nodes are already in their slots. A tree's path is moved to its slots by the next
-        step's write, or by `flush`.
+        A chain's nodes are in their slots. A tree's path is moved to its slots, and any path's
+        recurrent state is computed, by the next step's call, or by `flush`.
         """
-        self.pending = None if tree.is_chain else Pending(path, n_accepted, length)
+        done = tree.tokens.shape[1] == 1 if self.states else tree.is_chain
+        self.pending = None if done else Pending(path, n_accepted, length)
         return length + 1 + n_accepted
 
     def flush(self) -> None:
-        """Move a pending path to its slots, so that all slots below the length are valid."""
-        moves = self._moves
+        """Commit a pending path now: then slots below the length, and states, are valid."""
+        moves, accepted = self._moves, self._accepted
         if moves is not None:
-            for layer in self.layers:
+            for layer in self.attention:
                 layer.move(moves)
+        if accepted is not None:
+            for state in self.recurrent:
+                state.commit(accepted)
         self.pending = None
 
     def take(self, index: mx.array, slots: int | None = None) -> TreeCache:
         """Return a copy of the cache with the batch rows at `index`, of the first slots or all."""
         self.flush()
-        return self._mapped(lambda buffer: buffer[:, :, :slots][index])
+        return self._holding([layer.take(index, slots) for layer in self.layers])
 
     @classmethod
     def joined(cls, caches: Sequence[TreeCache]) -> TreeCache:
         """Join the batch rows of several caches that are not empty into one batch."""
-        whole = cls(len(caches[0].layers))
         for cache in caches:
             cache.flush()
         layers = zip(*(cache.layers for cache in caches), strict=True)
-        for layer, parts in zip(whole.layers, layers, strict=True):
-            layer.keys = concatenate_padded([part.keys for part in parts if part.keys is not None])
-            layer.values = concatenate_padded([p.values for p in parts if p.values is not None])
-        return whole
+        return caches[0]._holding([first.joined(others) for first, *others in layers])
 
     def shared(self, slots: int) -> TreeCache:
         """Return the first slots of a flushed cache; the first write copies them, and no others."""
         assert self.pending is None, "flush() first"
-        return self._mapped(lambda buffer: buffer[:, :, :slots])
+        return self._holding([layer.shared(slots) for layer in self.layers])
 
-    def _mapped(self, function: Callable[[mx.array], mx.array]) -> TreeCache:
-        """Return a cache of what a function makes of all keys and values."""
-        cache = TreeCache(len(self.layers))
-        for layer, mine in zip(cache.layers, self.layers, strict=True):
-            if mine.keys is not None and mine.values is not None:
-                layer.keys, layer.values = function(mine.keys), function(mine.values)
+    def _holding(self, buffers: Sequence[LayerBuffers]) -> TreeCache:
+        cache = TreeCache(len(self.layers), self.states)
+        cache.layer_buffers = buffers
         return cache
 
     def trim(self, slots: int) -> None:
@@ -228,17 +240,17 @@ class TreeCache:
         self.flush()
         kept = round_up(slots, SPARE_STEP)
         for layer in self.layers:
-            if layer.keys is not None and layer.values is not None:
-                layer.keys = mx.contiguous(layer.keys[:, :, :kept])
-                layer.values = mx.contiguous(layer.values[:, :, :kept])
-                mx.eval(layer.keys, layer.values)
+            if layer.used:
+                layer.trim(kept)
+                mx.eval(layer.arrays)
                 mx.clear_cache()  # MLX would hold on to the freed buffers
 
     def trimmed_size(self, slots: int) -> tuple[int, int]:
         """Return the bytes and the number of the buffers that `trim` leaves; computes nothing."""
         kept = round_up(slots, SPARE_STEP)
-        found = [a for layer in self.layers for a in (layer.keys, layer.values) if a is not None]
-        return sum(a.nbytes // a.shape[2] * min(a.shape[2], kept) for a in found), len(found)
+        count = sum(2 for layer in self.attention if layer.used)
+        count += sum(len(layer.states) for layer in self.recurrent)
+        return sum(layer.trimmed_bytes(kept) for layer in self.layers), count
 
     def snapshot(self) -> Snapshot:
         """Return the state to restore if a step is built but not submitted.
@@ -254,23 +266,33 @@ class TreeCache:
     @property
     def buffers(self) -> list[mx.array]:
         """All arrays that hold state, for evaluation."""
-        return [a for layer in self.layer_buffers for a in layer if a is not None]
+        return [a for layer in self.layers for a in layer.arrays]
 
     @property
     def capacity(self) -> int:
         """T, the number of slots of each sequence."""
-        keys = self.layers[0].keys
-        return 0 if keys is None else keys.shape[2]
+        return next((layer.capacity for layer in self.attention), 0)
 
     @property
     def _moves(self) -> mx.array | None:
         """The slots of the last tree's nodes; None if no path is pending, or it is in its slots."""
-        nodes = self.layers[0].tree_keys
+        nodes = next((layer.tree_keys for layer in self.attention), None)
         return None if self.pending is None or nodes is None else self.pending.moves(nodes.shape[2])
+
+    @property
+    def _accepted(self) -> AcceptedPath | None:
+        """The pending path of recurrent states."""
+        pending = self.pending if self.states else None
+        return None if pending is None else AcceptedPath(pending.path, pending.n_accepted)
 
     @property
     def nbytes(self) -> int:
         return sum(a.nbytes for a in self.buffers)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the recurrent states, which do not grow with the text."""
+        return sum(a.nbytes for layer in self.recurrent for a in layer.arrays)
 
 
 def planned_capacity(length: int, nodes: int) -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
 
 from redrafter_mlx.speculation.constants import iota, is_root
+from redrafter_mlx.target_model.cache_slots import concatenate_padded, grown
 from redrafter_mlx.target_model.masks import windowed
+from redrafter_mlx.target_model.recurrent.interface import AcceptedPath, TreeNodes
 
 
 class AttentionCache(Protocol):
@@ -51,6 +54,8 @@ class TreePlan(NamedTuple):
     extent: number of slots that attention reads
     capacity: slots that the buffers have after the call
     keep: whether the next step may have to move this tree's path to its slots
+    nodes: the same trees for recurrences; None for single tokens
+    accepted: the path of the previous tree that recurrent states are committed to; None if they are
     """
 
     offset: mx.array
@@ -60,6 +65,32 @@ class TreePlan(NamedTuple):
     extent: int
     capacity: int
     keep: bool
+    nodes: TreeNodes | None = None
+    accepted: AcceptedPath | None = None
+
+    def split(self) -> tuple[PlanArrays, PlanSizes]:
+        """Return the arrays, and what is fixed in a compiled call; see `of`."""
+        nodes, accepted = self.nodes, self.accepted
+        of_nodes = None if nodes is None else nodes.arrays
+        of_path = None if accepted is None else accepted.arrays
+        arrays = (self.offset, self.mask, self.slots, self.moves, of_nodes, of_path)
+        form = (0, False) if nodes is None else (nodes.max_depth, nodes.is_chain)
+        return arrays, (self.extent, self.capacity, self.keep, *form)
+
+    @classmethod
+    def of(cls, arrays: PlanArrays, sizes: PlanSizes) -> TreePlan:
+        """Return the plan that was split."""
+        offset, mask, slots, moves, of_nodes, of_path = arrays
+        extent, capacity, keep, max_depth, is_chain = sizes
+        nodes = None if of_nodes is None else TreeNodes(*of_nodes, max_depth, is_chain)
+        accepted = None if of_path is None else AcceptedPath(*of_path)
+        return cls(offset, mask, slots, moves, extent, capacity, keep, nodes, accepted)
+
+
+Arrays = tuple[mx.array, mx.array]
+PlanArrays = tuple[mx.array, mx.array, mx.array, mx.array | None, Arrays | None, Arrays | None]
+PlanSizes = tuple[int, int, bool, int, bool]
+LayerPlan: TypeAlias = "PromptSpan | TreePlan"
 
 
 @dataclass(frozen=True)
@@ -90,8 +121,8 @@ class Pending:
         return (self.length[:, None] + depths)[:, None, :, None]
 
 
-LayerBuffers = tuple[mx.array | None, mx.array | None, mx.array | None, mx.array | None]
-"""The buffers of one layer: keys, values, tree keys, tree values; see LayerCache."""
+LayerBuffers = tuple[object, ...]
+"""The buffers of one layer: its arrays, None where it has none, or tuples of them."""
 
 
 class LayerCache:
@@ -111,7 +142,7 @@ class LayerCache:
     """
 
     def __init__(self) -> None:
-        self.plan: PromptSpan | TreePlan | None = None
+        self.plan: LayerPlan | None = None
         self.offset: int | mx.array = 0
         self.windows: frozenset[int] = frozenset()
         self.keys: mx.array | None = None
@@ -167,6 +198,72 @@ class LayerCache:
         self.keys = mx.put_along_axis(old_keys, plan.slots, keys, axis=2)
         self.values = mx.put_along_axis(old_values, plan.slots, values, axis=2)
         return self.keys[:, :, : plan.extent], self.values[:, :, : plan.extent]
+
+    def prepare(self, plan: LayerPlan) -> None:
+        """Set the plan of the next call, and grow the buffers for it."""
+        self.plan, self.offset = plan, plan.offset
+        if self.keys is not None and self.values is not None and self.capacity < plan.capacity:
+            self.keys = grown(self.keys, plan.capacity)
+            self.values = grown(self.values, plan.capacity)
+
+    @property
+    def capacity(self) -> int:
+        """T, the number of slots of each sequence."""
+        return 0 if self.keys is None else self.keys.shape[2]
+
+    @property
+    def buffers(self) -> LayerBuffers:
+        """Keys, values, tree keys, tree values."""
+        return self.keys, self.values, self.tree_keys, self.tree_values
+
+    @buffers.setter
+    def buffers(self, given: LayerBuffers) -> None:
+        self.keys, self.values, self.tree_keys, self.tree_values = given  # type: ignore[assignment]
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """All arrays that it holds."""
+        held = (self.keys, self.values, self.tree_keys, self.tree_values)
+        return [a for a in held if a is not None]
+
+    @property
+    def used(self) -> bool:
+        """Whether calls have used it."""
+        return self.keys is not None
+
+    def after(self, array: mx.array) -> None:
+        """Make the buffers depend on the array."""
+        if self.keys is not None:
+            self.keys = mx.depends(self.keys, array)
+
+    def take(self, index: mx.array, slots: int | None) -> LayerBuffers:
+        """Return the buffers of some batch rows of a flushed cache, their first slots or all."""
+        return self._mapped(lambda buffer: buffer[:, :, :slots][index])
+
+    def shared(self, slots: int) -> LayerBuffers:
+        """Return the first slots of a flushed cache's buffers."""
+        return self._mapped(lambda buffer: buffer[:, :, :slots])
+
+    def joined(self, others: Sequence[LayerCache]) -> LayerBuffers:
+        """Return the buffers of several flushed caches' batch rows."""
+        parts = [layer for layer in (self, *others) if layer.keys is not None]
+        keys = concatenate_padded([part.keys for part in parts if part.keys is not None])
+        values = concatenate_padded([part.values for part in parts if part.values is not None])
+        return keys, values, None, None
+
+    def trim(self, slots: int) -> None:
+        """Keep only the first slots, computed; buffers of the right size are not copied."""
+        self.buffers = self._mapped(lambda buffer: mx.contiguous(buffer[:, :, :slots]))
+
+    def trimmed_bytes(self, slots: int) -> int:
+        """Return the bytes that `trim` leaves."""
+        held = [a for a in (self.keys, self.values) if a is not None]
+        return sum(a.nbytes // a.shape[2] * min(a.shape[2], slots) for a in held)
+
+    def _mapped(self, function: Callable[[mx.array], mx.array]) -> LayerBuffers:
+        if self.keys is None or self.values is None:
+            return (None, None, None, None)
+        return function(self.keys), function(self.values), None, None
 
     def move(self, slots: mx.array) -> None:
         """Write the last tree's nodes to their slots [B, 1, M, 1], and drop them."""

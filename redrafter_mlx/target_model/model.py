@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import cast
 
 import mlx.core as mx
@@ -27,7 +28,6 @@ from redrafter_mlx.runtime.wired_memory import WIRED_MEMORY
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.adapter import (
     FAILURES,
-    check_cache,
     failing,
     find_backbone,
     find_embedding,
@@ -41,14 +41,12 @@ from redrafter_mlx.target_model.adapter import (
     with_node_positions,
     without_head,
 )
+from redrafter_mlx.target_model.cache_forms import check_cache, with_caches_of
 from redrafter_mlx.target_model.compiled import TreeCall
 from redrafter_mlx.target_model.kv_cache import TreeCache
-from redrafter_mlx.target_model.row_masks import (
-    Backbone,
-    call_on_rows,
-    with_caches_of,
-    with_grouped_masks,
-)
+from redrafter_mlx.target_model.recurrent.mixers import Mixers
+from redrafter_mlx.target_model.recurrent.state_cache import StateCache
+from redrafter_mlx.target_model.row_masks import Backbone, call_on_rows, with_grouped_masks
 
 
 class Target:
@@ -59,7 +57,8 @@ class Target:
     context_layers: layers whose inputs are read in addition to the final norm's output; see
                  `reading`
     vocab_size:  V, of the logits
-    n_caches:    number of caches of keys and values: layers without attention have none
+    n_caches:    number of caches: layers without attention or a recurrence have none
+    states:      by index of those that hold a recurrent state, what computes it
     model:       the caller's own, or the language model in it
     plain:       the same, for mlx-lm's own loops on its own caches
     dtype:       of the hidden states
@@ -74,10 +73,12 @@ class Target:
         whole = cast(nn.Module, getattr(model, "language_model", model))
         self.model_type = str(getattr(whole, "model_type", type(whole).__module__))
         _, backbone = find_backbone(whole, self.model_type)
-        self.n_caches, windows = check_cache(whole, self.model_type)
-        view, self._rotations, self._linears = with_node_positions(backbone)
+        self._forms, windows = check_cache(whole, self.model_type)
+        recurrent = any(any(form.states) for form in self._forms)
+        mixers = Mixers() if recurrent else None
+        view, self._rotations, self._linears = with_node_positions(backbone, mixers)
         others = self._rotations.others
-        if others or not self._rotations.count:
+        if others or not (self._rotations.count or recurrent):  # which counts positions itself
             have = f"embeddings of type {' and '.join(sorted(others))}" if others else "none"
             raise unsupported(
                 self.model_type,
@@ -96,11 +97,12 @@ class Target:
         sample = self.embedding(mx.array([[0]]))
         self.dtype: mx.Dtype = sample.dtype
         self.hidden_size = int(sample.shape[-1])
-        self.vocab_size = int(self._head(sample).shape[-1])
         self._try_call(windows)
+        self.vocab_size = int(self._head(sample).shape[-1])
         self._connect(view)
-        rows = TreeCache(self.n_caches)
-        self.row_masks = not self._grouped or call_on_rows(self._read, rows) is not None
+        self.row_masks = (
+            not self._grouped or call_on_rows(self._read, Target.new_cache(self)) is not None
+        )
 
     def reading(self, layers: Sequence[int]) -> Target:
         """Return the same model with hidden states that include the inputs of these layers.
@@ -156,7 +158,7 @@ class Target:
             yield
 
     def new_cache(self) -> TreeCache:
-        return TreeCache(self.n_caches)
+        return TreeCache(self.n_caches, self.states)
 
     def append(self, tokens: mx.array, cache: TreeCache, start: int, length: int = 0) -> mx.array:
         """Append prompt tokens [B, P] at position `start`; return hidden states [B, P, C].
@@ -225,11 +227,12 @@ class Target:
 
         It gets caches for those layers alone that keep keys, and row masks in the form it takes.
         """
-        read = with_caches_of(self._keep_keys, read)
+        read = with_caches_of(self._forms, self._used, read)
         self._read = self._rotations.sharing(with_grouped_masks(read) if self._grouped else read)
         head, size = self._head, self.hidden_size  # and not `self`, which holds the graphs
+        new_cache = partial(TreeCache, self.n_caches, self.states)
         self._tree_call = TreeCall(
-            self._read, lambda hidden: head(hidden[..., -size:]), self._linears
+            self._read, lambda hidden: head(hidden[..., -size:]), self._linears, new_cache
         )
 
     def _try_call(self, windows: set[int]) -> None:
@@ -241,14 +244,17 @@ class Target:
         windows: sizes of the sliding windows that the model's own caches hold
         """
         tokens = mx.zeros((1, 2), mx.int32)
-        cache = TreeCache(self.n_caches)
+        sizes = [size for form in self._forms for size in form.states]
+        unknown = {i: (None,) * size for i, size in enumerate(sizes) if size}
+        cache = TreeCache(len(sizes), unknown)
+        backbone = with_caches_of(self._forms, [True] * len(sizes), self._backbone)
         try:
-            hidden = call_on_rows(self._backbone, cache)
+            hidden = call_on_rows(backbone, cache)
             self._grouped = hidden is None
             if hidden is None:
-                cache = TreeCache(self.n_caches)
+                cache = TreeCache(len(sizes), unknown)
                 cache.plan_prompt(0, 2)
-                hidden = self._backbone(tokens, cache=cache.layers)
+                hidden = backbone(tokens, cache=cache.layers)
         except FAILURES as failure:
             self._backbone(tokens, cache=make_prompt_cache(self.model))
             raise failing(self.model_type, "our caches", failure) from failure
@@ -261,8 +267,16 @@ class Target:
                 self.model_type,
                 f"its caches hold {sorted(windows)} positions, its masks {sorted(cache.windows)}",
             )
-        self._keep_keys = tuple(layer.keys is not None for layer in cache.layers)
-        self.n_caches = sum(self._keep_keys)
+        found = [layer.recurrences for layer in cache.recurrent]
+        if any(None in recurrences for recurrences in found):
+            raise unsupported(
+                self.model_type, "it keeps ArraysCache, for a recurrence that has no form for trees"
+            )
+        self._used = [layer.used for layer in cache.layers]
+        used = [layer for layer in cache.layers if layer.used]
+        self.n_caches = len(used)
+        states = [(i, layer) for i, layer in enumerate(used) if isinstance(layer, StateCache)]
+        self.states = {i: tuple(layer.recurrences) for i, layer in states}
 
     def _check_layers(self, indices: Sequence[int]) -> None:
         """Raise MismatchError, naming the layer, for one that the model does not have."""

@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.layer_cache import TreePlan
+from redrafter_mlx.target_model.recurrent.interface import TreeNodes
 
 _ROWS = 1009
 """Larger than the other axes of a model, and a prime: a mask of the wrong form does not fit by
@@ -49,26 +50,6 @@ def with_grouped_masks(read: Backbone) -> Backbone:
     return grouped
 
 
-def with_caches_of(keep_keys: Sequence[bool], read: Backbone) -> Backbone:
-    """Return the backbone as called on one cache for each layer that keeps keys.
-
-    The model gives each of its layers a cache, and takes the mask from the first. A layer with a
-    linear map in place of attention uses none, so it gets the one of the first layer that does.
-
-    keep_keys: for each cache that the model asks for
-    """
-    if all(keep_keys):
-        return read
-
-    def on_caches(tokens: mx.array, cache: Sequence[object] | None) -> mx.array:
-        if cache is None:
-            return read(tokens, cache=None)
-        given = iter(cache)
-        return read(tokens, cache=[next(given) if kept else cache[0] for kept in keep_keys])
-
-    return on_caches
-
-
 def call_on_rows(read: Backbone, cache: TreeCache) -> mx.array | None:
     """Call the backbone on an empty cache with a mask for each batch row. Nothing is computed.
 
@@ -76,7 +57,9 @@ def call_on_rows(read: Backbone, cache: TreeCache) -> mx.array | None:
     """
     offset, slots = mx.zeros((_ROWS,), mx.int32), mx.zeros((_ROWS, 1, 2, 1), mx.int32)
     mask = mx.ones((_ROWS, 1, 2, 4), mx.bool_)
-    cache.plan_call(TreePlan(offset, mask, slots, None, extent=4, capacity=4, keep=False))
+    nodes = TreeNodes(mx.ones((_ROWS, 2, 2), mx.bool_), mx.zeros((_ROWS, 2), mx.int32), 1, False)
+    plan = TreePlan(offset, mask, slots, None, extent=4, capacity=4, keep=False, nodes=nodes)
+    cache.plan_call(plan)
     try:
         return read(mx.zeros((_ROWS, 2), mx.int32), cache=cache.layers)
     except ValueError:  # MLX cannot broadcast the mask to the scores

@@ -106,11 +106,12 @@ def _called(target: Target, prompt: list[int], candidates: list[list[int]]) -> t
     """
     cache, P = target.new_cache(), len(prompt)
     hidden = target.append(mx.array([prompt]), cache, 0)
+    before = cache.take(mx.array([0]))
     tree, nodes = _tree([candidates])
     _, logits = target.verify(tree, cache, mx.array([P]), P)
     of_tree = [logits[0, nodes[0][tuple(candidate)]] for candidate in candidates]
     length = cache.commit(tree, mx.zeros((1, 3), mx.int32), mx.array([0]), mx.array([P]))
-    rows = cache.take(mx.array([0, 0, 0]))
+    rows = type(cache).joined([before, cache.take(mx.array([0, 0]))])
     first, second, third = candidates
     lengths = mx.concatenate([mx.array([P]), length, length])
     batches = []

@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import mlx.core as mx
@@ -121,7 +122,7 @@ class EagleDrafter(CachedDrafter, well_formed=True):
         return TreeCache(self.config.n_layers)
 
     def append(self, seen: Seen, cache: TreeCache) -> None:
-        self.rows.run((seen.tokens[:, 1:], self.rows.context(seen)), cache.layers)
+        self.rows.run((seen.tokens[:, 1:], self.rows.context(seen)), cache.attention)
 
     def uncompiled(self) -> EagleDrafter:
         drafter = copy.copy(self)
@@ -166,7 +167,7 @@ class EagleRows:
         self.network, self.vocabulary = network, vocabulary
         self.run, self.logits = run, logits
         self.compiled = True
-        self._call = TreeCall(run, logits, linears)
+        self._call = TreeCall(run, logits, linears, partial(TreeCache, network.config.n_layers))
 
     def context(self, seen: Seen) -> mx.array:
         """Return what the network reads of committed positions besides tokens, [B, P, H]."""
@@ -179,7 +180,7 @@ class EagleRows:
         """Return the results of `run`, on a planned cache, and of `logits`, from one graph."""
         if self.compiled:
             return self._call((tokens, context), cache, True)
-        hidden = self.run((tokens, context), cache.layers)
+        hidden = self.run((tokens, context), cache.attention)
         return hidden, self.logits(hidden)
 
 

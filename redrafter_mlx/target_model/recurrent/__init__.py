@@ -1,0 +1,1 @@
+"""Layers that keep a recurrent state, on trees: one interface, and one file for each recurrence."""

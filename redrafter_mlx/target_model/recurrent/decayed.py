@@ -1,0 +1,66 @@
+"""Sums over a node's ancestors that decay on the way to the node, which most recurrences share.
+
+With keys k_j and values v_j that the nodes write, and G_i the sum of log decays over node i and its
+ancestors (`upto`), a committed state S0 [Dv, Dk] becomes at node i
+
+    S_i = S0 diag(e^G_i) + sum_upto v_j (e^(G_i - G_j) k_j)^T
+
+Exponents are of differences, as e^-G_j alone would overflow. Arrays are float32, with a batch and
+any number of axes for heads.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from redrafter_mlx.speculation.constants import is_root
+from redrafter_mlx.target_model.recurrent.interface import AcceptedPath
+
+
+def attended(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    decay: mx.array,
+    mask: mx.array,
+    state: mx.array,
+) -> mx.array:
+    """Return S_i q_i at every node, from one read of the state.
+
+    Shapes:
+      queries, keys: [B, ..., N, Dk], values: [B, ..., N, Dv]
+      decay: [B, ..., N, 1], G
+      mask:  [B, 1, ..., N, N] bool, True = the second is the first or its ancestor
+      state: [B, ..., Dv, Dk]
+    Returns:
+      [B, ..., N, Dv]
+    """
+    between = mx.exp(decay - decay.swapaxes(-1, -2))
+    scores = mx.where(mask, (queries @ keys.swapaxes(-1, -2)) * between, 0)
+    stored = (queries * mx.exp(decay)) @ state.swapaxes(-1, -2)
+    return mx.addmm(stored, scores, values)
+
+
+def committed(
+    state: mx.array, values: mx.array, keys: mx.array, decay: mx.array, accepted: AcceptedPath
+) -> mx.array:
+    """Return the state [B, ..., Dv, Dk] at the end of the accepted path.
+
+    Shapes:
+      values: [B, ..., N, Dv], keys: [B, ..., N, Dk], decay: [B, ..., N, 1 or Dk]
+    """
+    heads = decay.ndim - 3
+    on_path = accepted.on_path(decay.shape[-2])
+    on_path = on_path.reshape(on_path.shape[0], *[1] * heads, -1, 1)
+    last = accepted.last.reshape(-1, *[1] * (heads + 2))
+    to_end = mx.take_along_axis(decay, last, axis=-2)
+    written = keys * mx.where(on_path, mx.exp(to_end - decay), 0)
+    return mx.addmm(state * mx.exp(to_end), values.swapaxes(-1, -2), written)
+
+
+def finite(x: mx.array) -> mx.array:
+    """Replace what is not finite in nodes [..., N, size] by 0, except in the root; see LayerCache.
+
+    Other nodes than its descendants read 0 times a node's values.
+    """
+    return mx.where((x - x == 0) | is_root(x.shape[-2])[:, None], x, 0)

@@ -1,0 +1,247 @@
+"""Targets whose layers keep a recurrent state, against mlx-lm's own models, caches and loops."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from decoding import run
+from hybrids import HYBRIDS, hybrid_model
+from mlx_lm.models.cache import make_prompt_cache
+from test_batch import FEW, drafted, follow_a_random_schedule
+from test_operations import launched
+from test_target import PROMPTS, sequential_logits, tree_for
+from tiny import VOCAB, byte_tokenizer, plain_tokens, random_drafter
+
+from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.drafting.ngram import Lookup
+from redrafter_mlx.drafting.oracle import Oracle
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.speculation.beams import Beams
+from redrafter_mlx.speculation.tree import TokenTree, pack_beam
+from redrafter_mlx.target_model.kv_cache import TreeCache
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.target_model.tree_check import check_trees
+
+GREEDY = SamplingParams()
+SHAPES = (PLAIN, BeamShape(1, 4), BeamShape(3, 4), BeamShape(2, 8))
+PROMPT = [3, 5, 7]
+
+
+def read(target: Target, prompts: list[list[int]]) -> TreeCache:
+    """Return the cache of a batch of prompts, each of which is read alone."""
+    caches = []
+    for prompt in prompts:
+        caches.append(target.new_cache())
+        target.append(mx.array([prompt]), caches[-1], 0)
+    return TreeCache.joined(caches)
+
+
+def paths_of(tree: TokenTree, row: int) -> list[list[int]]:
+    """Return the nodes from the root to each node."""
+    paths: list[list[int]] = []
+    for i, parent in enumerate(tree.parents[row].tolist()):
+        paths.append([*(paths[parent] if parent >= 0 else []), i])
+    return paths
+
+
+def states_of(model: nn.Module, text: list[int], calls: int = 1) -> list[np.ndarray]:
+    """Return the recurrent states of mlx-lm's cache after a text; the last tokens one by one."""
+    cache = make_prompt_cache(model)
+    model(mx.array([text[: len(text) - calls + 1]]), cache=cache)
+    for token in text[len(text) - calls + 1 :]:
+        model(mx.array([[token]]), cache=cache)
+    parts = [part for c in cache for part in getattr(c, "caches", (c,))]
+    return [np.array(a) for part in parts for a in getattr(part, "cache", ())]
+
+
+def assert_states(cache: TreeCache, row: int, want: list[np.ndarray], tolerance: float) -> None:
+    got = [np.array(a[row : row + 1]) for layer in cache.recurrent for a in layer.states]
+    assert len(got) == len(want) > 0
+    for a, b in zip(got, want, strict=True):
+        assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_tree_logits_equal_sequential_logits_in_a_batch_of_different_rows(name: str) -> None:
+    model = hybrid_model(name)
+    target, tree = Target(model), tree_for(2)
+    length = mx.array([len(p) for p in PROMPTS])
+    _, logits = target.verify(tree, read(target, PROMPTS), length, max(map(len, PROMPTS)))
+    valid = tree.valid.tolist()
+    for b, prompt in enumerate(PROMPTS):
+        tokens = tree.tokens[b].tolist()
+        for i, path in enumerate(paths_of(tree, b)):
+            if valid[b][i]:
+                want = sequential_logits(model, prompt + [tokens[j] for j in path])
+                got = np.array(logits[b, i].astype(mx.float32))
+                assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max(), (b, i)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_states_after_every_commit_equal_those_of_the_text(name: str) -> None:
+    """Wherever the path ends, in rows of different length, by a flush or by the next call."""
+    model = hybrid_model(name)
+    target, tree = Target(model), tree_for(2)
+    length = mx.array([len(p) for p in PROMPTS])
+    before, valid = read(target, PROMPTS), tree.valid.tolist()
+    for end in range(0, tree.tokens.shape[1], 2):
+        if not all(row[end] for row in valid):
+            continue
+        cache = before.take(mx.array([0, 1]))
+        target.verify(tree, cache, length, max(map(len, PROMPTS)))
+        paths = [paths_of(tree, b)[end] for b in range(2)]
+        padded = mx.array([path + [0] * (4 - len(path)) for path in paths])
+        after = cache.commit(tree, padded, mx.array([len(p) - 1 for p in paths]), length)
+        if end % 4:
+            cache.flush()
+        else:
+            target.verify(tree, cache, after, max(map(len, PROMPTS)) + 4)
+        for b, prompt in enumerate(PROMPTS):
+            text = prompt + [tree.tokens[b, i].item() for i in paths[b]]
+            assert_states(cache, b, states_of(model, text), 1e-4)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_the_check_at_loading_passes(name: str) -> None:
+    assert check_trees(Target(hybrid_model(name))) < 1e-4
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_tokens_equal_autoregression(name: str) -> None:
+    model = hybrid_model(name)
+    text, target = PROMPT + plain_tokens(model, PROMPT, 60), Target(model)
+    for shape in SHAPES:
+        emitted, results = run(Decoder(target, Oracle(text, VOCAB), shape, GREEDY), PROMPT, 50)
+        assert emitted == text[3:53], shape
+        assert max(len(r.tokens) for r in results) == shape.length
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "falcon_h1", "lfm2"])
+@pytest.mark.parametrize("params", [SamplingParams(0.9), SamplingParams(1.0, top_k=9)])
+def test_sampled_text_depends_on_the_seed_alone(name: str, params: SamplingParams) -> None:
+    target = Target(hybrid_model(name))
+    for seed in (1, 2):
+        want, _ = run(Decoder(target, None, PLAIN, params), PROMPT, 40, seed)
+        text = PROMPT + want
+        for shape in SHAPES[1:]:
+            decoder = Decoder(target, Oracle(text, VOCAB), shape, params)
+            emitted, results = run(decoder, PROMPT, 40, seed)
+            assert emitted == want
+            assert len(results) < 35
+
+
+def assert_no_drift(name: str, lengths: tuple[int, ...], shapes: tuple[BeamShape, ...]) -> None:
+    """Compare tokens, and states after some of them, with mlx-lm's own loop."""
+    model = hybrid_model(name)
+    text, target = PROMPT + plain_tokens(model, PROMPT, max(lengths) + 20), Target(model)
+    for shape in shapes:
+        for n in lengths:
+            decoder = Decoder(target, Oracle(text, VOCAB), shape, GREEDY)
+            cache = decoder.new_cache()
+            emitted, results = run(decoder, PROMPT, n, cache=cache)
+            assert emitted == text[3 : 3 + n]
+            cache.target.flush()
+            committed = 2 + sum(len(result.tokens) for result in results)
+            want = states_of(model, text[:committed], calls=committed - 2)
+            assert_states(cache.target, 0, want, 2e-5)
+
+
+def test_states_after_drafted_decoding_equal_those_of_mlx_lms_loop() -> None:
+    assert_no_drift("qwen3_5", (60, 180), SHAPES[2:3])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_states_do_not_drift_over_long_texts(name: str) -> None:
+    """The same tolerance after 250 and 2,000 tokens: rounding that does not grow."""
+    assert_no_drift(name, (250, 1000, 2000), SHAPES[1:])
+
+
+@pytest.mark.parametrize("shape", [PLAIN, BeamShape(1, 4), BeamShape(3, 4)])
+def test_random_schedules_give_every_row_its_own_tokens(shape: BeamShape) -> None:
+    target = Target(hybrid_model("qwen3_5", vocab_size=FEW))
+    for seed in range(4):
+        host = (Lookup(1),) if seed % 2 else ()
+        decoder = replace(drafted(target, shape), host_drafters=host)
+        follow_a_random_schedule(decoder, seed)
+
+
+def up_to(end: int, tokens: list[int]) -> list[int]:
+    """Return the tokens until an answer ends."""
+    return tokens[: tokens.index(end) + 1] if end in tokens else tokens
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "kimi_linear", "falcon_h1", "mamba2", "lfm2"])
+def test_answers_of_an_engine_equal_autoregression_alone_in_batches_and_cancelled(
+    name: str,
+) -> None:
+    model, tokenizer = hybrid_model(name, vocab_size=258), byte_tokenizer()
+    redrafter = Redrafter(model, tokenizer, random_drafter(vocab_size=258))
+    prompts = [[3, 5, 7, 11], [9] * 30, [1, 2, 3]]
+    end = tokenizer.eos_token_id
+    want = [up_to(end, plain_tokens(model, prompt, 24)) for prompt in prompts]
+    shape = {"beam_width": 2, "beam_length": 4}
+    first = redrafter.stream(prompts[0], max_tokens=24, **shape)
+    assert [next(first).token for _ in range(5)] == want[0][:5]
+    first.close()
+    answers: list[list[int]] = [[], [], []]
+    for i, response in redrafter.batch(prompts, max_tokens=24, **shape):
+        answers[i].append(response.token)
+    assert answers == want
+    longer = prompts[0] + want[0][:8]
+    for _ in range(2):
+        answer = [r.token for r in redrafter.stream(longer, max_tokens=16, **shape)]
+        assert answer == want[0][8:]
+
+
+def layer_launches(shape: BeamShape) -> Counter[str]:
+    """Return what one more recurrent layer adds to a step, the third of a text."""
+    counts = []
+    for layers in (3, 4):
+        changes = {"num_hidden_layers": layers, "full_attention_interval": layers}
+        target = Target(hybrid_model("qwen3_5", **changes))
+        cache, tree = read(target, [PROMPT]), drafts_of(shape)
+        length = mx.array([3])
+        for bound in (3, 4):
+            mx.eval(cache.buffers, length)
+            hidden, _ = target.verify(tree, cache, length, bound)
+            path = mx.zeros((1, shape.length), mx.int32)
+            length = cache.commit(tree, path, mx.array([0]), length)
+        counts.append(launched([hidden, *cache.buffers]))
+    return counts[1] - counts[0]
+
+
+def drafts_of(shape: BeamShape) -> TokenTree:
+    """Return the tree of different drafts of a shape."""
+    W, L = shape.width, shape.length
+    tokens = mx.arange(W * L, dtype=mx.int32).reshape(1, W, L)
+    tokens = mx.where(mx.arange(L) == 0, 0, tokens)
+    scores = mx.broadcast_to(-mx.arange(L, dtype=mx.float32), tokens.shape)
+    return pack_beam(Beams(tokens, scores), shape.nodes)
+
+
+def test_a_recurrent_layer_of_a_plain_step_launches_no_more_than_the_models_own() -> None:
+    def of_model(layers: int) -> int:
+        changes = {"num_hidden_layers": layers, "full_attention_interval": layers}
+        model = hybrid_model("qwen3_5", **changes)
+        cache = make_prompt_cache(model)
+        model(mx.array([PROMPT]), cache=cache)
+        mx.eval([getattr(layer, "cache", layer.state) for layer in cache])
+        hidden = model.model(mx.zeros((1, 1), mx.int32), cache=cache)
+        states = [a for layer in cache for a in getattr(layer, "cache", ())]
+        return launched([hidden, *states]).total()
+
+    assert layer_launches(PLAIN).total() <= of_model(4) - of_model(3)
+
+
+def test_a_recurrent_layer_launches_as_much_for_any_width() -> None:
+    narrow, wide = (layer_launches(BeamShape(width, 4)) for width in (2, 4))
+    assert narrow.total() == wide.total() <= 60
+    chain = layer_launches(BeamShape(1, 4))
+    assert chain.total() <= narrow.total()
