@@ -1,4 +1,4 @@
-"""`redrafter-mlx serve`: OpenAI's API for a model on this machine."""
+"""`redrafter-mlx serve`: the APIs of OpenAI and Anthropic for a model on this machine."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def command(
     serving: Annotated[ServerOptions, SERVING],
     loading: opt.ModelOptions,
 ) -> None:
-    """Serve a model by OpenAI's API, for editors, assistants and the page at /.
+    """Serve a model by OpenAI's and Anthropic's APIs, for agents, editors and the page at /.
 
     Example: redrafter-mlx serve smollm2-135m --port 8080
     """

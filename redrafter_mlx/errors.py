@@ -31,7 +31,19 @@ class BadInputError(RedrafterError, ValueError):
 
 
 class ContextLengthError(BadInputError):
-    """A prompt that leaves no room for an answer in the model's context."""
+    """A prompt that leaves no room for an answer in the model's context.
+
+    limit:  maximum number of tokens of prompt and answer together
+    tokens: the prompt's number of tokens, or the smallest possible one if `exact` is false
+    """
+
+    def __init__(self, limit: int, tokens: int, *, exact: bool = True) -> None:
+        number = f"{tokens}" if exact else f"at least {tokens}"
+        super().__init__(
+            f"this model's maximum context length is {limit} tokens, and the prompt has {number}; "
+            f"shorten it or begin a new conversation"
+        )
+        self.limit, self.tokens, self.exact = limit, tokens, exact
 
 
 class ModelNotFoundError(RedrafterError):

@@ -67,6 +67,7 @@ class Response:
     usual_nodes:       mean number of nodes verified in those steps; None as above
     step:              the step that emitted this token
     index:             index of this token in the step
+    stop:              the stop string that ended the answer; None if there was none
     """
 
     text: str
@@ -85,6 +86,7 @@ class Response:
     usual_nodes: float | None
     step: StepResult
     index: int
+    stop: str | None = None
 
     @property
     def logprobs(self) -> mx.array | None:

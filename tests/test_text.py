@@ -44,14 +44,14 @@ def test_stop_strings_cut_where_a_search_of_the_whole_text_would(seed: int) -> N
     stop = tuple("".join(rng.choice("ab") for _ in range(rng.randrange(2, 6))) for _ in range(2))
     scanner, out = StopScanner(stop), ""
     at = 0
-    while at < len(text) and not scanner.stopped:
+    while at < len(text) and scanner.found is None:
         n = rng.randrange(1, 7)
         out += scanner.feed(text[at : at + n])
         at += n
     out += scanner.flush()
     found = [text.find(s) for s in stop if text.find(s) >= 0]
     assert out == (text[: min(found)] if found else text)
-    assert scanner.stopped == bool(found)
+    assert (scanner.found is not None) == bool(found)
 
 
 def test_text_that_could_become_a_stop_string_is_held_back() -> None:

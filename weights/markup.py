@@ -176,6 +176,11 @@ class OutputParser:
     def called(self) -> bool:
         return bool(self._ids)
 
+    @property
+    def reasons(self) -> bool:
+        """Whether the text so far ends in the reasoning."""
+        return self._state == "reasoning" and not self._quotes
+
     def feed(self, text: str) -> list[Delta]:
         """Return the parts that are certain after this text."""
         deltas: list[Delta] = []

@@ -77,20 +77,22 @@ class StopScanner:
 
     A stop string is found wherever its characters fall: inside a token, across tokens, across
     steps. The text before it is emitted; the string itself and the text after it are not.
+
+    found: the first stop string in the text; None if there is none so far
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = tuple(stop)
         self._held = ""
-        self.stopped = False
+        self.found: str | None = None
 
     def feed(self, text: str) -> str:
         """Add text; return the part of the held text that certainly precedes every stop string."""
         self._held += text
-        found = [at for s in self._stop if (at := self._held.find(s)) >= 0]
+        found = [(at, s) for s in self._stop if (at := self._held.find(s)) >= 0]
         if found:
-            self.stopped = True
-            self._held = self._held[: min(found)]
+            at, self.found = min(found)
+            self._held = self._held[:at]
             return self.flush()
         keep = max((_overlap(self._held, s) for s in self._stop), default=0)
         ready = self._held[: len(self._held) - keep]
@@ -138,7 +140,7 @@ class AnswerText:
         if self._constraint is not None:
             self._constraint.advance(token)
         text = self._scanner.feed(self._decoded.add(token))
-        if self._scanner.stopped:
+        if self.stop is not None:
             self.finish_reason = "stop"
         elif self._constraint is not None and self._constraint.ended:
             self.finish_reason = "stop"
@@ -147,6 +149,11 @@ class AnswerText:
             self.finish_reason = "length"
             text += self._finish()
         return text
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended the answer; None if there was none."""
+        return self._scanner.found
 
     @property
     def ends_next(self) -> bool:
@@ -160,7 +167,7 @@ class AnswerText:
     def _finish(self) -> str:
         """Flush the decoded text and the scanner; a stop string may still appear in that text."""
         text = self._scanner.feed(self._decoded.finish())
-        if self._scanner.stopped:
+        if self.stop is not None:
             self.finish_reason = "stop"
             return text
         return text + self._scanner.flush()

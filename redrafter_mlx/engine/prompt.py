@@ -63,7 +63,7 @@ class PromptEncoder:
         self.check_fits(prompt)
         ids = prompt_tokens(self._tokenizer, prompt, raw, self._vocab_size, thinking)
         if self.context_length is not None and len(ids) >= self.context_length:
-            raise self._too_long(str(len(ids)))
+            raise ContextLengthError(self.context_length, len(ids))
         return ids
 
     def check_fits(self, prompt: Prompt) -> None:
@@ -79,7 +79,7 @@ class PromptEncoder:
             return
         least = -(-nbytes // self._longest_token)
         if self.context_length is not None and least >= self.context_length:
-            raise self._too_long(f"at least {least}")
+            raise ContextLengthError(self.context_length, least, exact=False)
         if (error := self._memory.refusal_of_length(least)) is not None:
             raise error
 
@@ -88,12 +88,6 @@ class PromptEncoder:
         if self.context_length is None:
             return max_tokens
         return min(max_tokens, self.context_length - len(prompt))
-
-    def _too_long(self, tokens: str) -> ContextLengthError:
-        return ContextLengthError(
-            f"this model's maximum context length is {self.context_length} tokens, and the "
-            f"prompt has {tokens}; shorten it or begin a new conversation"
-        )
 
     @cached_property
     def _longest_token(self) -> int | None:

@@ -149,7 +149,7 @@ class Answer(Sequence):
             self.tally.count(result)
             for token in result.tokens:
                 text = self.text.add(token)
-                self._send(self.tally.response(text, self.text.finish_reason))
+                self._send(self.tally.response(text, self.text.finish_reason, self.text.stop))
                 if self.text.finish_reason is not None:
                     break
         return self.over

@@ -57,7 +57,7 @@ class Tally:
         else:
             self._first = self._now
 
-    def response(self, text: str, finish_reason: str | None) -> Response:
+    def response(self, text: str, finish_reason: str | None, stop: str | None) -> Response:
         """Build the response for the next token of the step that was counted last."""
         assert self._result is not None
         steps, index, result = self._steps, self._index, self._result
@@ -82,6 +82,7 @@ class Tally:
             usual_nodes=None if usual is None else self._nodes[usual] / self._shapes[usual],
             step=result,
             index=index,
+            stop=stop,
         )
 
 

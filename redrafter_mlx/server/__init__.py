@@ -1,1 +1,1 @@
-"""The HTTP server: OpenAI's API over the library; the engine does not depend on it."""
+"""The HTTP server: the APIs of OpenAI and Anthropic, which the engine does not depend on."""

@@ -1,16 +1,14 @@
-"""Errors in OpenAI's format: a status, and an object that names the parameter."""
+"""Errors that the server answers with: a status and the wrong parameter, in no API's format."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 
 from redrafter_mlx.errors import BadInputError, BusyError, ContextLengthError, RedrafterError
 
@@ -21,11 +19,12 @@ LOG = logging.getLogger("redrafter_mlx.server")
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """A response other than 200.
+    """A response other than 200; each API has a format for it.
 
     status: HTTP status
     param:  the wrong parameter, such as "messages.0.content"
     code:   OpenAI's code for the error, if there is one
+    length: the prompt's, if it is too long for the model's context
     """
 
     status: int
@@ -34,18 +33,10 @@ class ApiError(Exception):
     param: str | None = None
     code: str | None = None
     headers: Mapping[str, str] | None = None
+    length: ContextLengthError | None = None
 
     def __str__(self) -> str:
         return self.message
-
-    @property
-    def body(self) -> dict[str, object]:
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return {"error": error}
-
-    def response(self) -> Response:
-        return JSONResponse(self.body, self.status, self.headers)
 
 
 def busy(message: str, seconds: int = _RETRY_SECONDS) -> ApiError:
@@ -53,22 +44,32 @@ def busy(message: str, seconds: int = _RETRY_SECONDS) -> ApiError:
     return ApiError(503, message, code="overloaded", headers={"Retry-After": str(seconds)})
 
 
+def _same(param: str) -> str:
+    return param
+
+
 @contextlib.contextmanager
-def blamed_on(param: str) -> Iterator[None]:
+def blamed_on(param: str, renamed: Callable[[str], str] = _same) -> Iterator[None]:
     """Turn a BadInputError into a 400 that names the wrong parameter.
 
     That is the parameter at the start of its message, as in "tools.0.function: ...", else `param`.
+
+    renamed: returns the request's name of a parameter of OpenAI's chat completions
     """
     try:
         yield
     except BadInputError as error:
         named = re.match(r"([a-z_]+(?:\.\w+)*): ", str(error))
-        raise _bad_input(error, named[1] if named else param) from error
+        if named is None:
+            raise _bad_input(error, str(error), param) from error
+        where = renamed(named[1])
+        raise _bad_input(error, f"{where}: {str(error)[named.end() :]}", where) from error
 
 
-def _bad_input(error: BadInputError, param: str | None = None) -> ApiError:
-    code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
-    return ApiError(400, str(error), param=param, code=code)
+def _bad_input(error: BadInputError, message: str, param: str | None = None) -> ApiError:
+    length = error if isinstance(error, ContextLengthError) else None
+    code = None if length is None else "context_length_exceeded"
+    return ApiError(400, message, param=param, code=code, length=length)
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -76,7 +77,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, BadInputError):
-        return _bad_input(error)
+        return _bad_input(error, str(error))
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, error.detail, headers=error.headers)
     if isinstance(error, BusyError):
@@ -85,8 +86,3 @@ def as_api_error(error: Exception) -> ApiError:
         LOG.error("%s", error)
         return ApiError(500, str(error))
     return ApiError(500, "the server failed to answer; its log says why")
-
-
-async def respond_with_error(_: Request, error: Exception) -> Response:
-    """Starlette's exception handler."""
-    return as_api_error(error).response()

@@ -20,14 +20,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.server.admission import Gate
-from redrafter_mlx.server.api_error import LOG, ApiError, respond_with_error
-from redrafter_mlx.server.hosting import ModelHost
+from redrafter_mlx.server.anthropic.reply import MessageReply, count_tokens
+from redrafter_mlx.server.anthropic.schema import CountRequest, MessagesRequest
+from redrafter_mlx.server.api_error import LOG, ApiError
+from redrafter_mlx.server.endpoint import GenerationEndpoint, PlanEndpoint
+from redrafter_mlx.server.error_response import respond_with_error
+from redrafter_mlx.server.hosting import Hosted, ModelHost
 from redrafter_mlx.server.metrics import Metrics
 from redrafter_mlx.server.openai.chat_completions import ChatReply
 from redrafter_mlx.server.openai.completions import CompletionReply
-from redrafter_mlx.server.openai.endpoint import GenerationEndpoint
 from redrafter_mlx.server.openai.schemas import ChatRequest, CompletionRequest
 from redrafter_mlx.server.options import ServerOptions
+from redrafter_mlx.server.reception import Reception
+from redrafter_mlx.server.reply import R, Reply
+from redrafter_mlx.server.responses.reply import ResponsesReply
+from redrafter_mlx.server.responses.schema import ResponsesRequest
 from redrafter_mlx.server.security import Guard, content_security_policy
 from redrafter_mlx.server.tasks import Ending
 
@@ -49,10 +56,21 @@ def create_app(
     """
     gate = Gate(options.max_concurrency, options.max_queue)
     metrics = Metrics(lambda: gate.running, lambda: gate.waiting)
-    shared = (host, gate, metrics, options, ending or Ending())
     information = Information(host)
-    chat = GenerationEndpoint(ChatRequest, ChatReply, *shared)
-    completions = GenerationEndpoint(CompletionRequest, CompletionReply, *shared)
+    end = ending or Ending()
+
+    def generation(schema: type[R], reply: Callable[[R, Hosted, float], Reply[R]]) -> ASGIApp:
+        return GenerationEndpoint(schema, reply, Reception(host, options, end), gate, metrics)
+
+    endpoints: dict[str, ASGIApp] = {
+        "chat/completions": generation(ChatRequest, ChatReply),
+        "completions": generation(CompletionRequest, CompletionReply),
+        "responses": generation(ResponsesRequest, ResponsesReply),
+        "messages": generation(MessagesRequest, MessageReply),
+        "messages/count_tokens": PlanEndpoint(
+            CountRequest, count_tokens, Reception(host, options, end)
+        ),
+    }
 
     async def load() -> None:
         try:
@@ -92,9 +110,13 @@ def create_app(
         routes += [
             Route(f"{prefix}/models", information.models),
             Route(f"{prefix}/models/{{name:path}}", information.model),
-            Route(f"{prefix}/chat/completions", chat, methods=["POST"]),
-            Route(f"{prefix}/completions", completions, methods=["POST"]),
-            Route(f"{prefix}/responses{{rest:path}}", _no_responses, methods=["GET", "POST"]),
+            Route(
+                f"{prefix}/responses/{{rest:path}}", _not_stored, methods=["GET", "POST", "DELETE"]
+            ),
+            *(
+                Route(f"{prefix}/{path}", endpoint, methods=["POST"])
+                for path, endpoint in endpoints.items()
+            ),
         ]
     return Starlette(
         routes=routes,
@@ -104,11 +126,14 @@ def create_app(
     )
 
 
-async def _no_responses(_: Request) -> Response:
+_STORE_METHODS = ["GET", "POST", "DELETE"]
+
+
+async def _not_stored(_: Request) -> Response:
     raise ApiError(
         404,
-        "this server has chat completions and completions only; switch the Responses API off in "
-        "the client (docs/server.md names the settings)",
+        "this server stores no responses: it has only POST /v1/responses, with the whole "
+        "conversation; closing the connection cancels one",
     )
 
 
@@ -165,7 +190,9 @@ class Information:
         return JSONResponse({"status": "ok"})
 
     async def models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self.host.entry]})
+        name = self.host.name
+        pages = {"has_more": False, "first_id": name, "last_id": name}  # as Anthropic's clients ask
+        return JSONResponse({"object": "list", "data": [self.host.entry], **pages})
 
     async def model(self, request: Request) -> Response:
         name, own = request.path_params["name"], self.host.name

@@ -8,6 +8,7 @@ import gc
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import mlx.core as mx
 
@@ -59,11 +60,17 @@ class ModelHost:
 
     @property
     def entry(self) -> dict[str, object]:
-        """The model's entry in /v1/models; known facts stay in it while the model is unloaded."""
+        """The model's entry in /v1/models; known facts stay in it while the model is unloaded.
+
+        It has OpenAI's fields and Anthropic's.
+        """
         return {
             "id": self.name,
             "object": "model",
             "created": self._created,
+            "type": "model",
+            "display_name": self.name,
+            "created_at": datetime.fromtimestamp(self._created, UTC).isoformat(),
             "owned_by": "redrafter-mlx",
             "max_model_len": self._context_length,
             "x_redrafter": {**self._facts, "loaded": self.loaded is not None},

@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from redrafter_mlx.server.api_error import ApiError
+from redrafter_mlx.server.error_response import error_response
 from redrafter_mlx.server.options import ServerOptions
 
 _OPEN = ("/", "/health")
@@ -47,7 +48,7 @@ class Guard:
         if scope["type"] != "http" or (refusal := self._refusal(scope)) is None:
             await self._app(scope, receive, send)
         else:
-            await refusal.response()(scope, receive, send)
+            await error_response(scope, refusal)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
@@ -66,11 +67,13 @@ class Guard:
         if self._key is None or scope["path"] in _OPEN or scope["method"] == "OPTIONS":
             return None
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and secrets.compare_digest(given.encode(), self._key):
+        keys = [headers.get("x-api-key", ""), given if scheme.lower() == "bearer" else ""]
+        if any(secrets.compare_digest(key.encode(), self._key) for key in keys):
             return None
         return ApiError(
             401,
-            "the API key is missing or wrong; send it as `Authorization: Bearer KEY`",
+            "the API key is missing or wrong; send it as `Authorization: Bearer KEY`, or as "
+            "`x-api-key: KEY`",
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )

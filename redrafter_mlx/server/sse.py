@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
@@ -24,22 +25,46 @@ Json = dict[str, Any]
 Emit = Callable[[Mapping[str, object]], Awaitable[None]]
 
 
+@dataclass(frozen=True)
+class Framing:
+    """How an API writes the events of a stream.
+
+    named: whether each event is sent under its own `type`
+    end:   data of the last event; None without one
+    """
+
+    named: bool
+    end: str | None
+
+    def frame(self, event: Mapping[str, object]) -> str:
+        data = f"data: {json.dumps(event, allow_nan=False)}\n\n"
+        return f"event: {event['type']}\n{data}" if self.named else data
+
+
 class EventStream(Response):
-    """A response whose body is the events that `produce` emits, then `[DONE]`.
+    """A response whose body is the events that `produce` emits.
 
     If `produce` fails, the last event is its error. If the client disconnects, `produce` is
     cancelled, and ClientGoneError is raised once it has ended.
 
-    silence: event without content, sent after some seconds without another event; events reset
-             clients' time-outs, comments do not
+    silence: returns an event without content, sent after some seconds without another event; events
+             reset clients' time-outs, comments do not
+    failed:  returns the event for an error
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, produce: Callable[[Emit], Awaitable[None]], silence: Json) -> None:
+    def __init__(
+        self,
+        produce: Callable[[Emit], Awaitable[None]],
+        framing: Framing,
+        silence: Callable[[], Json],
+        failed: Callable[[ApiError], Json],
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._produce, self._silence = produce, silence
+        self._produce, self._framing = produce, framing
+        self._silence, self._failed = silence, failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         loop = asyncio.get_running_loop()
@@ -47,11 +72,10 @@ class EventStream(Response):
         await send(head)
         sent_at = loop.time()
 
-        async def write(data: str) -> None:
+        async def write(text: str) -> None:
             nonlocal sent_at
             sent_at = loop.time()
-            body = f"data: {data}\n\n".encode()
-            part = {"type": "http.response.body", "body": body, "more_body": True}
+            part = {"type": "http.response.body", "body": text.encode(), "more_body": True}
             try:
                 async with asyncio.timeout(_UNREAD_SECONDS):
                     await send(part)
@@ -59,13 +83,13 @@ class EventStream(Response):
                 raise ClientGoneError from None
 
         async def emit(event: Mapping[str, object]) -> None:
-            await write(json.dumps(event, allow_nan=False))
+            await write(self._framing.frame(event))
 
         async def beat() -> None:
             while True:
                 await asyncio.sleep(sent_at + _HEARTBEAT_SECONDS - loop.time())
                 if loop.time() - sent_at >= _HEARTBEAT_SECONDS:
-                    await emit(self._silence)
+                    await emit(self._silence())
 
         async def produce() -> None:
             try:
@@ -75,9 +99,10 @@ class EventStream(Response):
             except Exception as error:  # the status has been sent: the stream must report the error
                 if not isinstance(error, (ApiError, RedrafterError)):
                     LOG.error("a stream failed", exc_info=error)
-                await emit(as_api_error(error).body)
+                await emit(self._failed(as_api_error(error)))
             else:
-                await write("[DONE]")
+                if self._framing.end is not None:
+                    await write(f"data: {self._framing.end}\n\n")
 
         await race(produce(), beat(), client_gone(receive))
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -123,7 +123,7 @@ class Grammars:
 
     def __init__(self, tokenizer: TokenizerWrapper, vocab_size: int) -> None:
         """`vocab_size` is the size of the model's logits."""
-        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._tokenizer, self.vocab_size = tokenizer, vocab_size
         self._preparing = threading.Lock()
 
     def json_schema(self, schema: Mapping[str, object]) -> GrammarConstraint:
@@ -142,7 +142,7 @@ class Grammars:
         matcher = LLMatcher(vocabulary, LLMatcher.grammar_from_lark(lark), log_level=0)
         if matcher.is_error():
             raise BadInputError(f"{what} cannot be used: {reason(matcher.get_error())}")
-        return GrammarConstraint(matcher, self._vocab_size, vocabulary)
+        return GrammarConstraint(matcher, self.vocab_size, vocabulary)
 
     @property
     def ends(self) -> Collection[int]:
@@ -175,7 +175,7 @@ class Grammars:
 
     @functools.cached_property
     def _vocabulary(self) -> LLTokenizer:
-        size = max(self._vocab_size, len(self._fast))
+        size = max(self.vocab_size, len(self._fast))
         try:
             return from_tokenizer(self._fast, size, sorted(self._tokenizer.eos_token_ids))
         except ValueError as error:

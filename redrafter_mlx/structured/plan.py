@@ -15,7 +15,9 @@ from redrafter_mlx.errors import BadInputError, UnsupportedModelError
 from redrafter_mlx.structured.grammar import Grammars
 from redrafter_mlx.structured.json_schema import json_term
 from redrafter_mlx.structured.output_grammar import answer_grammar
+from redrafter_mlx.structured.thinking import BoundedThinking, ThinkingBudget
 from redrafter_mlx.structured.tools import Tool, read_choice, read_tools, spelled_out
+from redrafter_mlx.structured.turns import render_turns
 from redrafter_mlx.weights.chat import render_chat
 from redrafter_mlx.weights.markup import JSON_CALLS, Markup, OutputParser, markup_of
 from redrafter_mlx.weights.messages import check_continued, check_messages
@@ -32,6 +34,7 @@ class OutputPlan:
     prompt:  token ids
     grammar: in llguidance's Lark; None leaves the model free
     tools:   tools that may be called
+    budget:  limit on the reasoning; None without one
     """
 
     prompt: tuple[int, ...]
@@ -39,13 +42,17 @@ class OutputPlan:
     markup: Markup
     tools: tuple[Tool, ...]
     grammars: Grammars
+    budget: ThinkingBudget | None = None
 
     def constraint(self) -> Constraint | None:
         """Return a constraint for one answer; raises BadInputError if the grammar is unusable."""
-        if self.grammar is None:
-            return None
-        what = "tools" if self.tools else "response_format"
-        return self.grammars.compile(self.grammar, f"{what}: a schema")
+        constraint: Constraint | None = None
+        if self.grammar is not None:
+            what = "tools" if self.tools else "response_format"
+            constraint = self.grammars.compile(self.grammar, f"{what}: a schema")
+        if self.budget is None:
+            return constraint
+        return BoundedThinking(self.budget, constraint, self.grammars.vocab_size)
 
     def parser(self) -> OutputParser:
         return OutputParser(self.markup, [dict(tool.given) for tool in self.tools])
@@ -61,6 +68,7 @@ def plan_output(
     tool_choice: object = None,
     parallel_tool_calls: bool = True,
     thinking: bool | None = None,
+    thinking_budget: int | None = None,
     reasoning_effort: str | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
@@ -76,6 +84,7 @@ def plan_output(
 
     Args:
       thinking: whether the model should reason first; None leaves it to its template
+      thinking_budget: maximum number of tokens of the reasoning, where one token marks its end
       add_generation_prompt, continue_final_message, variables: as in `render_chat`
     Raises:
       BadInputError: its message begins with the name of the wrong parameter
@@ -126,7 +135,19 @@ def plan_output(
             grammars.check()
     except UnsupportedModelError as error:
         raise BadInputError(f"{'tools' if usable else 'response_format'}: {error}") from error
-    return OutputPlan(tuple(prompt), grammar, markup, usable, grammars)
+    budget = _budget(markup, thinking_budget, grammars)
+    return OutputPlan(tuple(prompt), grammar, markup, usable, grammars, budget)
+
+
+def _budget(markup: Markup, tokens: int | None, grammars: Grammars) -> ThinkingBudget | None:
+    """Return the limit on an answer's reasoning; None without one, or if the end is not a token."""
+    if tokens is None or markup.think_end is None:
+        return None
+    end = grammars.token_of(markup.think_end)
+    if end is None:
+        return None
+    start = None if markup.think_start is None else grammars.token_of(markup.think_start)
+    return ThinkingBudget(tokens, start, end, markup.initial_state == "reasoning")
 
 
 def _reasoning(
@@ -215,5 +236,5 @@ def _prompt(
     """Return the prompt's tokens, with tools, calls and results by the template, or as text."""
     mentions_tools = tools or any(m["role"] == "tool" or m.get("tool_calls") for m in checked)
     if mentions_tools and not shows_tools(tokenizer):
-        return render(spelled_out(checked, tools))
-    return render(checked, tools=[tool.given for tool in tools])
+        return render_turns(render, spelled_out(checked, tools))
+    return render_turns(partial(render, tools=[tool.given for tool in tools]), checked)

@@ -1,1 +1,1 @@
-"""OpenAI's API: requests and responses of its endpoints."""
+"""OpenAI's API: requests and responses of chat completions and completions."""

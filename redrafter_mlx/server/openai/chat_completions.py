@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from redrafter_mlx.engine.request import Request
 from redrafter_mlx.server.answering import Emitted, TokenLogprob
 from redrafter_mlx.server.api_error import ApiError, blamed_on
-from redrafter_mlx.server.openai.reply import Reply
+from redrafter_mlx.server.openai.reply import OpenAIReply
 from redrafter_mlx.server.openai.schemas import ChatRequest
+from redrafter_mlx.server.parts import AnswerParts
 from redrafter_mlx.server.sse import Json
 from redrafter_mlx.structured.plan import plan_output
-from redrafter_mlx.weights.markup import Delta, OutputParser, ToolCall
+from redrafter_mlx.weights.markup import Delta, ToolCall
 
 
-@dataclass
-class Parts:
-    """The parts of one answer so far, by kind."""
-
-    parser: OutputParser
-    content: str = ""
-    reasoning: str = ""
-    calls: list[Json] = field(default_factory=list)
-    logprobs: list[Json] = field(default_factory=list)
-
-
-class ChatReply(Reply[ChatRequest]):
+class ChatReply(OpenAIReply[ChatRequest]):
     """The reply to one chat request."""
 
     object_name = "chat.completion"
@@ -47,19 +36,23 @@ class ChatReply(Reply[ChatRequest]):
                 tool_choice=asked.tool_choice,
                 parallel_tool_calls=asked.parallel_tool_calls,
                 thinking=asked.thinking,
+                thinking_budget=asked.thinking_token_budget,
                 reasoning_effort=asked.effort,
                 add_generation_prompt=asked.starts_message,
                 continue_final_message=asked.continue_final_message,
                 variables=asked.chat_template_kwargs.model_extra,
             )
             most = asked.max_completion_tokens or asked.max_tokens
-            self._parts = [Parts(plan.parser()) for _ in range(asked.n)]
-            return self._requests(plan.prompt, most, plan.constraint)
+            self._parts = [AnswerParts(plan.parser()) for _ in range(asked.n)]
+            self._logprobs: list[list[Json]] = [[] for _ in range(asked.n)]
+            return self._requests(plan.prompt, most, plan.constraint, asked.n)
 
     def finish_reason(self, answer: int) -> str | None:
-        reason, parser = super().finish_reason(answer), self._parts[answer].parser
-        called = parser.called if reason == "stop" else parser.ends_in_call
-        return "tool_calls" if called and reason in ("stop", "length") else reason
+        return self._parts[answer].finish_reason
+
+    @property
+    def _reasoning_tokens(self) -> int:
+        return sum(parts.reasoning_tokens for parts in self._parts)
 
     def opening(self) -> Iterable[Json]:
         for answer in range(len(self.requests)):
@@ -67,32 +60,15 @@ class ChatReply(Reply[ChatRequest]):
 
     def _choices(self, emitted: Emitted) -> list[Json]:
         answer = emitted.answer
-        parts = self._parts[answer]
-        deltas = parts.parser.feed(emitted.text)
-        if emitted.last.finish_reason is not None:
-            deltas += parts.parser.finish(cut=emitted.last.finish_reason == "length")
-        choices = [self._choice(answer, self._take(parts, delta)) for delta in deltas]
+        deltas = self._parts[answer].add(emitted)
+        choices = [self._choice(answer, _shown(delta)) for delta in deltas]
         if emitted.logprobs is not None:
             pairs = zip(emitted.responses, emitted.logprobs, strict=True)
             entries = [self._entry(response.token, read) for response, read in pairs]
-            parts.logprobs += entries
+            self._logprobs[answer] += entries
             choices = choices or [self._choice(answer)]
             choices[0]["logprobs"] = {"content": entries, "refusal": None}
         return choices
-
-    def _take(self, parts: Parts, delta: Delta) -> Json:
-        """Add a part of an answer to the whole; return what a stream shows for it."""
-        parts.content += delta.content
-        parts.reasoning += delta.reasoning
-        shown: Json = {}
-        if delta.content:
-            shown["content"] = delta.content
-        if delta.reasoning:
-            shown["reasoning_content"] = delta.reasoning
-        if delta.tool_call is not None:
-            parts.calls.append(_call(delta.tool_call))
-            shown["tool_calls"] = [{"index": delta.tool_call.index, **parts.calls[-1]}]
-        return shown
 
     def _choice(self, answer: int, delta: Json | None = None) -> Json:
         return {"index": answer, "delta": delta or {}, "logprobs": None, "finish_reason": None}
@@ -103,8 +79,9 @@ class ChatReply(Reply[ChatRequest]):
         if parts.reasoning:
             message["reasoning_content"] = parts.reasoning
         if parts.calls:
-            message |= {"content": parts.content or None, "tool_calls": parts.calls}
-        logprobs = {"content": parts.logprobs, "refusal": None}
+            calls = [_call(call) for call in parts.calls]
+            message |= {"content": parts.content or None, "tool_calls": calls}
+        logprobs = {"content": self._logprobs[answer], "refusal": None}
         return {
             "index": answer,
             "message": message,
@@ -121,6 +98,18 @@ class ChatReply(Reply[ChatRequest]):
         raw = self._token_bytes(token, text)
         known = None if raw is None else list(raw)
         return {"token": text, "logprob": value, "bytes": known}
+
+
+def _shown(delta: Delta) -> Json:
+    """Return what a stream shows for a part of an answer."""
+    shown: Json = {}
+    if delta.content:
+        shown["content"] = delta.content
+    if delta.reasoning:
+        shown["reasoning_content"] = delta.reasoning
+    if delta.tool_call is not None:
+        shown["tool_calls"] = [{"index": delta.tool_call.index, **_call(delta.tool_call)}]
+    return shown
 
 
 def _call(call: ToolCall) -> Json:

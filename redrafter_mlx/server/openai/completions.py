@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from redrafter_mlx.engine.request import Request
 from redrafter_mlx.server.answering import Emitted
 from redrafter_mlx.server.api_error import ApiError, blamed_on
-from redrafter_mlx.server.openai.reply import Reply
+from redrafter_mlx.server.openai.reply import OpenAIReply
 from redrafter_mlx.server.openai.schemas import CompletionRequest
 from redrafter_mlx.server.sse import Json
 from redrafter_mlx.structured.plan import format_constraint
@@ -17,7 +17,7 @@ _MAX_TOKENS = 16
 """OpenAI's default for this endpoint."""
 
 
-class CompletionReply(Reply[CompletionRequest]):
+class CompletionReply(OpenAIReply[CompletionRequest]):
     """The reply to one completion request: `n` answers to each of its prompts."""
 
     object_name = "text_completion"
@@ -34,7 +34,7 @@ class CompletionReply(Reply[CompletionRequest]):
         for prompt in asked.prompt:
             with blamed_on("prompt"):
                 ids = tuple(self._hosted.model.encode(prompt, raw=isinstance(prompt, str)))
-                requests += self._requests(ids, most, constraint)
+                requests += self._requests(ids, most, constraint, asked.n)
         self._texts = [""] * len(requests)
         self._logprobs = [_no_logprobs() for _ in requests]
         self._offsets = [0] * len(requests)  # of their next tokens in the text, in characters

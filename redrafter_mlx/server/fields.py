@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import AliasChoices, BeforeValidator, Field
 
 SEEDS = 2**64
 
@@ -46,6 +46,18 @@ Limit = Annotated[int | None, Field(ge=1), BeforeValidator(as_limit)]
 
 Seed = Annotated[int | None, Field(ge=-(2**63), lt=SEEDS), BeforeValidator(as_limit)]
 """-1 asks for a new seed, as in vLLM and llama-server."""
+
+ThinkingBudget = Annotated[
+    int | None,
+    Field(
+        ge=0,
+        validation_alias=AliasChoices(
+            "thinking_token_budget", "thinking_budget_tokens", "thinking_budget"
+        ),
+    ),
+    BeforeValidator(as_limit),
+]
+"""Maximum number of tokens of the reasoning, by vLLM's, llama-server's and Qwen's names."""
 
 
 def as_list(given: object) -> object:
