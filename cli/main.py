@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from redrafter_mlx.cli import (
+    cached_prompts,
     corpora,
     doctor,
     export,
@@ -92,6 +93,7 @@ app.command("drafters")(models.drafters)
 app.command("doctor")(doctor.command)
 app.command("verify")(verify.command)
 app.command("train")(train.command)
+app.command("cache")(cached_prompts.command)
 app.command("corpora")(corpora.command)
 app.command("quality")(quality.command)
 app.command("bench")(bench.command)

@@ -6,6 +6,7 @@ import copy
 import os
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from redrafter_mlx.cli import options as opt
@@ -42,6 +43,10 @@ SERVING: Mapping[str, Flag] = {
     "max_body": Flag("Largest request.", "MB", _LIMITS, unit=1_000_000),
     "keep_alive": Flag("Close an idle connection after this.", "SECONDS", _LIMITS),
     "unload_after": Flag("Unload an idle model after this. [default: never]", "SECONDS", _LIMITS),
+    "cache_dir": Flag("Keep prompts that were read here, for after a restart.", "DIR", _LIMITS),
+    "cache_bytes": Flag(
+        "Limit of that folder, such as 20GB. [default: a tenth of the free disk]", "N", _LIMITS
+    ),
 }  # fmt: skip
 """The fields of ServerOptions that are options."""
 
@@ -81,6 +86,10 @@ def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
     from redrafter_mlx.engine.options import EngineOptions
     from redrafter_mlx.weights.registry import DEFAULT_MODEL
 
+    folder = None if serving.cache_dir is None else Path(serving.cache_dir)
+    engine = EngineOptions(
+        serving.max_concurrency, cache_dir=folder, cache_bytes=serving.cache_bytes
+    )
     failures: list[Exception] = []
     ending = Ending()
 
@@ -89,7 +98,7 @@ def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
         server.should_exit = True
 
     def load() -> Redrafter:
-        loaded = opt.load_model(loading, EngineOptions(max_batch=serving.max_concurrency))
+        loaded = opt.load_model(loading, engine)
         if loaded.drafter_note:
             Terminal.standard().note(loaded.drafter_note)
         if not loaded.tokenizer.has_chat_template:

@@ -48,7 +48,7 @@ def command(
             loaded,
             [loaded.encode(question.text, raw=raw) for question in chosen],
             max_tokens=generation.max_tokens,
-            shape=loaded.shape_of(generation) or loaded.beam_shape,
+            shape=loaded.choices.shape_of(generation) or loaded.beam_shape,
             oracle=parse(loading.drafter).auto and loaded.drafter is None,
             done=lambda n: progress("questions", n, len(chosen)),
         )

@@ -127,7 +127,7 @@ def verify(
     for i, prompt in enumerate(map(redrafter.encode, prompts)):
         expected = [int(t) for t, _ in generate_step(mx.array(prompt), redrafter.target.plain,
                                                      max_tokens=max_tokens)]  # fmt: skip
-        decoder = redrafter.decoder(GenerationOptions(), shape)
+        decoder = redrafter.choices.decoder(GenerationOptions(), shape)
         if oracle or redrafter.drafting is None:
             drafts = Oracle(prompt + expected, redrafter.target.vocab_size, seed=i)
             decoder = replace(decoder, drafter=drafts, host_drafters=())

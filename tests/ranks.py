@@ -133,7 +133,7 @@ class SecondBeamRepeats(Drafter):
 
 def side_branches(redrafter: Redrafter) -> list[list[int]]:
     """Return the tokens of each step if the accepted nodes are not the tree's first ones."""
-    decoder = redrafter.decoder(GenerationOptions(), BeamShape(2, 3))
+    decoder = redrafter.choices.decoder(GenerationOptions(), BeamShape(2, 3))
     decoder = replace(decoder, drafter=SecondBeamRepeats(), host_drafters=())
     steps: list[list[int]] = []
 

@@ -22,7 +22,7 @@ _CHANGED_END = 8
 
 
 @dataclass(frozen=True, eq=False)
-class _Entry:
+class Kept:
     """A text and the cache of its positions, whose arrays are shared and never written.
 
     remembered: number of positions that the drafter's memory holds, or can be given again
@@ -38,11 +38,11 @@ class _Entry:
     nbytes: int
     buffers: int
 
-    def covers(self, other: _Entry, shared: int) -> bool:
+    def covers(self, other: Kept, shared: int) -> bool:
         """Whether this text makes the other one redundant; `shared`: length of their prefix."""
         return shared == len(other.tokens) and self._remembers(other, shared)
 
-    def rewrites(self, other: _Entry, shared: int) -> bool:
+    def rewrites(self, other: Kept, shared: int) -> bool:
         """Whether this text is a later turn, whose prompt has another form of the other's answer.
 
         Chat templates drop the reasoning from earlier answers. Some also change the last tokens of
@@ -52,7 +52,7 @@ class _Entry:
         same_turn = changed <= min(_CHANGED_END, other.prompt // _CHANGED_END)
         return same_turn and shared < self.prompt and self._remembers(other, shared)
 
-    def _remembers(self, other: _Entry, shared: int) -> bool:
+    def _remembers(self, other: Kept, shared: int) -> bool:
         return self.remembered >= min(other.remembered, shared)
 
 
@@ -68,7 +68,7 @@ class PrefixCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._entries: list[_Entry] = []
+        self._entries: list[Kept] = []
         self.nbytes, self._buffers, self.added = 0, 0, 0
 
     def take(
@@ -92,11 +92,12 @@ class PrefixCache:
         tokens: Sequence[int],
         drafter: Drafter | None,
         prompt: int | None = None,
-    ) -> None:
+    ) -> Kept | None:
         """Keep a cache whose first positions are those of `tokens`; the caller gives it up.
 
         It is trimmed in place, so that it is not in memory twice. A text that is larger than the
-        limit, or that a kept one holds, is not kept: then nothing is computed or dropped.
+        limit, or that a kept one holds, is not kept: then nothing is computed or dropped, and None
+        is returned.
 
         prompt: number of the first tokens that were the prompt; None if there is no answer
         """
@@ -107,20 +108,29 @@ class PrefixCache:
         if drafter is not None:
             cache.memory = drafter.cut(cache.memory, n)
         prompt = n if prompt is None else min(prompt, n)
-        new = _Entry(text, cache, remembered, prompt, *cache.trimmed_size(n))
+        new = Kept(text, cache, remembered, prompt, *cache.trimmed_size(n))
+        if not self._make_room(new):
+            return None
+        cache.trim(n)
+        self._add(new)
+        return new
+
+    def restore(self, cache: SequenceCache, tokens: Tokens, remembered: int, prompt: int) -> None:
+        """Keep a cache that an earlier process kept; the fields as in `Kept`."""
+        new = Kept(tokens, cache, remembered, prompt, *cache.trimmed_size(len(tokens)))
         if self._make_room(new):
-            cache.trim(n)
-            self._entries.append(new)
-            self.added += 1
-            self.nbytes += new.nbytes
-            self._buffers += new.buffers
+            self._add(new)
+
+    def known(self, prompt: Sequence[int], drafter: Drafter | None) -> int:
+        """Return the length of the prefix that a text shares with the prompt; as `touch`."""
+        return self._best(prompt, drafter)[1]
 
     def shrink(self, max_bytes: int, max_buffers: int = _MAX_BUFFERS) -> None:
         """Drop the least recently used texts until the others take at most `max_bytes`."""
         while self._entries and (self.nbytes > max_bytes or self._buffers > max_buffers):
             self._drop(self._entries[0])
 
-    def _best(self, prompt: Sequence[int], drafter: Drafter | None) -> tuple[_Entry | None, int]:
+    def _best(self, prompt: Sequence[int], drafter: Drafter | None) -> tuple[Kept | None, int]:
         """Return the text that holds most of the prompt, and how much; it counts as used now."""
         wanted = np.array(prompt, np.int64)
         best, most = None, 0
@@ -137,7 +147,7 @@ class PrefixCache:
             self._entries.append(best)
         return best, most
 
-    def _make_room(self, new: _Entry) -> bool:
+    def _make_room(self, new: Kept) -> bool:
         """Drop what a new text makes redundant, and what is too much; False if it is not kept."""
         shared = {other: common_prefix(other.tokens, new.tokens) for other in self._entries}
         covered = any(other.covers(new, n) for other, n in shared.items())
@@ -150,7 +160,13 @@ class PrefixCache:
         self.shrink(self._max_bytes - new.nbytes, _MAX_BUFFERS - new.buffers)
         return True
 
-    def _drop(self, entry: _Entry) -> None:
+    def _add(self, new: Kept) -> None:
+        self._entries.append(new)
+        self.added += 1
+        self.nbytes += new.nbytes
+        self._buffers += new.buffers
+
+    def _drop(self, entry: Kept) -> None:
         self._entries.remove(entry)
         self.nbytes -= entry.nbytes
         self._buffers -= entry.buffers

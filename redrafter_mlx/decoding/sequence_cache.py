@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeAlias, cast
 
 import mlx.core as mx
 
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
 from redrafter_mlx.target_model.cache_slots import concatenate_padded
 from redrafter_mlx.target_model.kv_cache import Snapshot, TreeCache
+from redrafter_mlx.target_model.layer_cache import LayerBuffers
+
+Arrays: TypeAlias = "tuple[Arrays | mx.array | None, ...]"
+"""The arrays of a cache, nested as it holds them."""
 
 _MAX_JOINED = 512
 """Maximum number of missed positions that a drafter is given in one call."""
@@ -148,6 +152,19 @@ class SequenceCache:
                 _of_text(tokens, *piece) for piece in zip(starts, ends, strict=False)
             )
         return cache
+
+    @property
+    def arrays(self) -> Arrays:
+        """All arrays of a cache that was trimmed, nested; `holding` is the inverse."""
+        return (cast("Arrays", tuple(self.target.layer_buffers)), self.memory)
+
+    def holding(self, arrays: Arrays, remembered: int) -> SequenceCache:
+        """Return this new cache with the arrays of another one of its form."""
+        layers, memory = arrays
+        self.target.layer_buffers = cast("tuple[LayerBuffers, ...]", layers)
+        self.memory = cast("Memory", memory)
+        self.remembered = mx.array([remembered], mx.int32)
+        return self
 
     @property
     def nbytes(self) -> int:

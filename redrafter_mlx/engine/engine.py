@@ -6,7 +6,6 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from functools import cached_property, partial
-from types import NoneType
 from typing import NoReturn
 
 import mlx.core as mx
@@ -16,16 +15,17 @@ from transformers import PreTrainedTokenizerBase
 
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.decoding.constraint import Constraint
-from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.decoding.text import AnswerText, TokenText
 from redrafter_mlx.distributed.mirror import Mirror, target_of
 from redrafter_mlx.drafting.checked import bound
 from redrafter_mlx.drafting.continuation import HostDrafter
 from redrafter_mlx.drafting.interface import Bindable
+from redrafter_mlx.engine.choices import Choices
 from redrafter_mlx.engine.core import EngineCore, EngineStatus
 from redrafter_mlx.engine.exactness import check_once
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
+from redrafter_mlx.engine.prefixes import prefix_store
 from redrafter_mlx.engine.prompt import Prompt, PromptEncoder, context_length_of
 from redrafter_mlx.engine.request import Answer, Request
 from redrafter_mlx.engine.scheduler import Scheduler
@@ -34,8 +34,6 @@ from redrafter_mlx.engine.thread import Cancels, Emit, Ended, EngineThread, List
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.response import Completion, Response
 from redrafter_mlx.runtime.process import MLX_PROCESS
-from redrafter_mlx.speculation.static_tree import StaticTree
-from redrafter_mlx.speculation.tree import Pack, pack_beam
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.source import TargetSource
 from redrafter_mlx.tuning.tuner import Tuner
@@ -50,6 +48,7 @@ class Redrafter:
     drafter_note: one line on the choice of a drafter: that there is none and what drafts instead,
                   which of several was taken, and which were skipped; None if it was unambiguous
     prompts:      encodes prompts that fit
+    choices:      what the options of a request mean here
     drafter:      drafts on the device; None without a drafter
     host_drafters: add continuations to the drafts, such as copies of the text
     drafting:     the names of all, for people and records; None for plain decoding
@@ -99,8 +98,10 @@ class Redrafter:
             target if self.drafter is None else target.reading(self.drafter.features.layers)
         )
         self.tuning: Tuner | None = None
-        if self.drafting is not None and self._tree is None:
+        if self.drafting is not None and (self.drafter is None or self.drafter.tree is None):
             self.tuning = Tuner(model, self.target, self.drafter)
+        parts = self.target, self.drafter, self.host_drafters, self.drafting, self.tuning
+        self.choices = Choices(*parts)
         self.limits = engine or EngineOptions()
         modules = () if self.drafter is None else self.drafter.modules
         host_bytes = sum(one.bytes_per_token for one in self.host_drafters)
@@ -108,9 +109,10 @@ class Redrafter:
         self.prompts = PromptEncoder(
             self.tokenizer, target.vocab_size, context_length_of(model, source), self._memory
         )
-        parts = self.target, self.tuning, self.limits, self._memory
+        store = prefix_store(self.limits, self.target, self.drafter)
+        scheduler = partial(Scheduler, self.target, self.tuning, self.limits, self._memory, store)
         self.thread = thread or EngineThread()
-        self._core = EngineCore(lambda: Scheduler(*parts), self.target.lock, self.thread)
+        self._core = EngineCore(scheduler, self.target.lock, self.thread)
         weakref.finalize(self, self._core.close)
 
     @property
@@ -129,9 +131,7 @@ class Redrafter:
     @property
     def beam_shape(self) -> BeamShape:
         """Best assumed shape for this kind of machine, equal in every run; PLAIN without drafts."""
-        if self._tree is not None:
-            return self._tree.shape
-        return PLAIN if self.tuning is None else self.tuning.best_shape(by_clock=False)
+        return self.choices.assumed_shape
 
     @property
     def costs_assumed(self) -> bool:
@@ -226,34 +226,6 @@ class Redrafter:
         request = self._request(prompt, self.chosen_options(options, overrides), raw, constraint)
         return Completion.of(list(request.prompt), list(self.respond(request)))
 
-    def shape_of(self, options: GenerationOptions, length: int = 0) -> BeamShape | None:
-        """Return the beam shape of every step of an answer; None if it is chosen step by step.
-
-        Args:
-          length: number of prompt tokens
-        Raises:
-          BadInputError: for a shape other than that of the drafter's static tree
-        """
-        if not options.draft:
-            return PLAIN
-        if self._tree is not None:
-            return self._tree.shape_for(options)
-        asked = (options.beam_width, options.beam_length, options.max_nodes)
-        if options.beam_width and options.beam_length:
-            return BeamShape(options.beam_width, options.beam_length, options.max_nodes)
-        if self.tuning is None:
-            return PLAIN
-        by_clock = not options.shape_belongs_to_seed
-        if options.automatic and by_clock:
-            return None
-        return self.tuning.best_shape(
-            *asked, context=length, by_clock=by_clock, method=options.method
-        )
-
-    @property
-    def _tree(self) -> StaticTree | None:
-        return None if self.drafter is None else self.drafter.tree
-
     def astream(
         self,
         prompt: Prompt,
@@ -330,25 +302,11 @@ class Redrafter:
         self, options: GenerationOptions | None, overrides: Mapping[str, object]
     ) -> GenerationOptions:
         """Apply `overrides` to `options`; raises BadInputError for what this model cannot do."""
-        if not isinstance(options, (GenerationOptions, NoneType)):
-            raise BadInputError(f"options is {options!r:.80}; give GenerationOptions")
-        chosen = (options or GenerationOptions()).updated(overrides)
-        V = self.target.vocab_size
-        for token, _ in chosen.logit_bias:
-            if token >= V:
-                raise BadInputError(f"logit_bias names token {token}; the model has {V}")
-        most = None if self.drafter is None else self.drafter.max_length
-        if most is not None and not self.host_drafters and (chosen.beam_length or 0) > most:
-            raise BadInputError(
-                f"beam_length is {chosen.beam_length}; {self.drafting} drafts beams of up to {most}"
-            )
-        if self._tree is not None and chosen.draft:
-            self._tree.shape_for(chosen)
-        return chosen
+        return self.choices.options(options, overrides)
 
     def fits(self, prompts: Sequence[Sequence[int]], options: GenerationOptions) -> bool:
         """Whether answers to all these prompts [tokens] fit in memory at once; none runs."""
-        shape = self.shape_of(options, len(prompts[0])) or self.beam_shape
+        shape = self.choices.shape_of(options, len(prompts[0])) or self.beam_shape
         return self._memory.fits([Request(tuple(ids), options) for ids in prompts], shape.nodes)
 
     def respond(self, request: Request) -> Generator[Response, None, None]:
@@ -358,14 +316,6 @@ class Redrafter:
     def arespond(self, request: Request) -> AsyncGenerator[Response, None]:
         """`respond` for asyncio."""
         return self.thread.alisten(partial(self._begin, request))
-
-    def decoder(
-        self, options: GenerationOptions, shape: BeamShape, pack: Pack = pack_beam
-    ) -> Decoder:
-        """Return the decoding loop with this model's drafts; `shape` is the default shape."""
-        drafter, host = (self.drafter, self.host_drafters) if options.draft else (None, ())
-        sampling, logprobs = options.sampling, options.logprobs
-        return Decoder(self.target, drafter, shape, sampling, logprobs, host, pack)
 
     def _request(
         self,
@@ -387,9 +337,9 @@ class Redrafter:
         options, prompt = request.options, request.prompt
         decoded, eos = self.token_text.stream(), self.tokenizer.eos_token_ids
         room = self.prompts.room_for(prompt, options.max_tokens)
-        shape = self.shape_of(options, len(prompt))
+        shape = self.choices.shape_of(options, len(prompt))
         text = AnswerText(decoded, eos, options.stop, room, request.constraint)
-        decoder = self.decoder(options, shape or PLAIN, request.pack)
+        decoder = self.choices.decoder(options, shape or PLAIN, request.pack)
         return Answer(request, text, decoder, shape, emit, unread)
 
 

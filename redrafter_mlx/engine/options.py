@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from redrafter_mlx.config import check_int
+from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.plain import make_plain
 
 
@@ -17,11 +19,15 @@ class EngineOptions:
                   a longer text is not kept; None is a share of the memory
     memory_bytes: limit of all that MLX holds in this process, other models too; None is the
                   machine's own
+    cache_dir:    folder that keeps those texts' caches when the process has ended; None keeps none
+    cache_bytes:  limit of that folder; None is a tenth of the disk's free room
     """
 
     max_batch: int = 8
     prefix_bytes: int | None = None
     memory_bytes: int | None = None
+    cache_dir: Path | None = None
+    cache_bytes: int | None = None
 
     def __post_init__(self) -> None:
         make_plain(self)
@@ -30,3 +36,9 @@ class EngineOptions:
             check_int("prefix_bytes", self.prefix_bytes, 0, None)
         if self.memory_bytes is not None:
             check_int("memory_bytes", self.memory_bytes, 1, None)
+        if self.cache_dir is not None:
+            object.__setattr__(self, "cache_dir", Path(self.cache_dir).expanduser())
+        if self.cache_bytes is not None:
+            check_int("cache_bytes", self.cache_bytes, 1, None)
+            if self.cache_dir is None:
+                raise BadInputError("cache_bytes limits cache_dir; give that, too")

@@ -6,14 +6,46 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from redrafter_mlx.decoding.prefix_cache import PrefixCache, common_prefix
+from redrafter_mlx.decoding.prefix_store import PrefixStore, StoredPrefix
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
+from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.request import Answer
 from redrafter_mlx.errors import DrafterError
+from redrafter_mlx.runtime.paths import free_disk
+from redrafter_mlx.target_model.fingerprint import values_hash
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.tuning.timings import setup_of
 
 LOG = logging.getLogger("redrafter_mlx.engine")
 
+_MIN_LOADED = 256
+"""Minimum number of tokens that a file must hold beyond what is in memory to be loaded."""
+
+_DISK_SHARE = 10
+"""One part in this many of a disk's free room is for the store, if its limit is not given."""
+
 _MIN_AWAITED = 64
 """Minimum number of tokens that are awaited of another prompt: fewer are read in one call."""
+
+
+def prefix_store(
+    options: EngineOptions, target: Target, drafter: Drafter | None
+) -> PrefixStore | None:
+    """Return the store on disk that the options ask for; raises BadInputError if it cannot be used.
+
+    What it holds serves the same weights, on the same machine, with the same versions alone.
+    """
+    folder, limit = options.cache_dir, options.cache_bytes
+    if folder is None:
+        return None
+    label, modules = ("", ()) if drafter is None else (drafter.label, drafter.modules)
+    setup = setup_of(target.model, target, label).key
+    return PrefixStore(
+        folder,
+        free_disk(folder) // _DISK_SHARE if limit is None else limit,
+        f"{setup} {values_hash(target.model, *modules)}",
+    )
 
 
 class Prefixes:
@@ -22,14 +54,16 @@ class Prefixes:
     cache: texts that were read, by earlier answers or in a prompt that others wait for
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        self.cache = PrefixCache(max_bytes)
+    def __init__(self, max_bytes: int, store: PrefixStore | None = None) -> None:
+        """`store`: keeps them on disk, too."""
+        self.cache, self._store = PrefixCache(max_bytes), store
 
     def take(self, answer: Answer) -> tuple[SequenceCache, int]:
         """Return a cache for an answer, and how many tokens of its prompt it holds."""
         request, decoder = answer.request, answer.decoder
         found = None
         if request.options.cache_prompt:
+            self._load(answer)
             found = self.cache.take(request.prompt, decoder.drafter)
         return found or (decoder.new_cache(), 0)
 
@@ -38,6 +72,15 @@ class Prefixes:
         if answer.request.options.cache_prompt and answer.touched != self.cache.added:
             answer.touched = self.cache.added
             self.cache.touch(answer.request.prompt, answer.decoder.drafter)
+
+    def keep_prefill(self, answer: Answer) -> None:
+        """Keep what was read of the prompt of an answer that has ended."""
+        answer.prefill.wait()
+        self.keep(answer, answer.prefill.cache, answer.request.prompt[: answer.prefill.position])
+
+    def keep_answer(self, answer: Answer, cache: SequenceCache) -> None:
+        """Keep the cache of an answer that has ended, whose last token was never read."""
+        self.keep(answer, cache, [*answer.request.prompt, *answer.text.tokens[:-1]])
 
     def keep(self, answer: Answer, cache: SequenceCache, tokens: Sequence[int]) -> None:
         """Keep an answer's cache, which is not used any more, for prompts that share a prefix.
@@ -51,9 +94,24 @@ class Prefixes:
         try:
             if drafter is not None and drafter.features.any:
                 cache.catch_up(drafter)
-            self.cache.keep(cache, tokens, drafter, len(answer.request.prompt))
+            kept = self.cache.keep(cache, tokens, drafter, len(answer.request.prompt))
+            if kept is not None and self._store is not None:
+                found = (kept.tokens, cache.arrays, kept.remembered, kept.prompt)
+                self._store.save(StoredPrefix(*found))
         except DrafterError as error:  # the answer is complete
             LOG.warning("a text is not kept for later prompts: %s", error)
+
+    def _load(self, answer: Answer) -> None:
+        """Load the text that holds most of an answer's prompt, if it is on disk alone."""
+        if self._store is None:
+            return
+        prompt, decoder = answer.request.prompt, answer.decoder
+        path, shared = self._store.longest(prompt)
+        if path is None or shared - self.cache.known(prompt, decoder.drafter) < _MIN_LOADED:
+            return
+        if (stored := self._store.load(path)) is not None:
+            cache = decoder.new_cache().holding(stored.arrays, stored.remembered)
+            self.cache.restore(cache, stored.tokens, stored.remembered, stored.prompt)
 
     def await_prefix(self, answer: Answer, reading: Answer) -> None:
         """Let a waiting answer begin only once another's prompt is read as far as both agree.

@@ -18,6 +18,7 @@ import mlx.core as mx
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.pipeline import Pipeline
 from redrafter_mlx.decoding.prefill import Prefill
+from redrafter_mlx.decoding.prefix_store import PrefixStore
 from redrafter_mlx.decoding.proposal import FixedPolicy, Policy
 from redrafter_mlx.decoding.sequence import Status
 from redrafter_mlx.engine.memory import MemoryBudget
@@ -47,11 +48,16 @@ class Scheduler:
     """Schedules the answers of one model. Only the engine's thread uses it."""
 
     def __init__(
-        self, target: Target, tuning: Tuner | None, options: EngineOptions, memory: MemoryBudget
+        self,
+        target: Target,
+        tuning: Tuner | None,
+        options: EngineOptions,
+        memory: MemoryBudget,
+        store: PrefixStore | None = None,
     ) -> None:
         self._target, self._tuning = target, tuning
         self._options, self._memory = options, memory
-        self._prefixes = Prefixes(self._memory.prefix_bytes)
+        self._prefixes = Prefixes(self._memory.prefix_bytes, store)
         self._open: set[Answer] = set()  # all that have not been told of their end
         self._waiting: list[Answer] = []
         self._prompts = PromptReader()
@@ -121,11 +127,7 @@ class Scheduler:
             self._prompts.reading.remove(answer)
             over.append(answer)
             if answer.error is None:
-                prefill = answer.prefill
-                prefill.wait()
-                self._prefixes.keep(
-                    answer, prefill.cache, answer.request.prompt[: prefill.position]
-                )
+                self._prefixes.keep_prefill(answer)
         return over
 
     def _admit(self) -> list[Answer]:
@@ -232,10 +234,8 @@ class Scheduler:
                 cache = caches[id(answer)]
                 self._running.remove(answer)
                 over.append(answer)
-                if answer.error is None:  # the last token was emitted, and never read
-                    self._prefixes.keep(
-                        answer, cache, [*answer.request.prompt, *answer.text.tokens[:-1]]
-                    )
+                if answer.error is None:
+                    self._prefixes.keep_answer(answer, cache)
         return over
 
     def _update_statuses(self) -> bool:

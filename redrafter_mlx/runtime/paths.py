@@ -4,8 +4,9 @@ The folder is $REDRAFTER_CACHE, or ~/.cache/redrafter-mlx. It holds model files 
 from the Hub (`models/`), cached checksums (`checksums/`), measured costs and acceptance statistics
 (`tuning/`), the models whose trees were found exact (`exact/`), the fastest BLAS (`blas.txt`), how
 published drafters are read (`calibration/`), weights that were quantised at
-loading (`quantised/`), training corpora (`corpora/`), the user's drafters (`drafters/`), the names
-of those that were not wanted (`declined-drafters/`) and the lines typed in chats (`chat_history`).
+loading (`quantised/`), prompts that were read (`prompts/`), training corpora (`corpora/`), the
+user's drafters (`drafters/`), the names of those that were not wanted (`declined-drafters/`) and
+the lines typed in chats (`chat_history`).
 Files from the Hub are in huggingface-hub's own cache.
 """
 
@@ -40,6 +41,11 @@ def cache_dir() -> Path:
         raise BadInputError(
             f"{chosen}: {error}", remedy="set REDRAFTER_CACHE to a folder"
         ) from error
+
+
+def prompts_dir() -> Path:
+    """Return the folder that keeps the prompts that were read, if no other one is named."""
+    return cache_dir() / "prompts"
 
 
 def keep_own_kernels() -> None:

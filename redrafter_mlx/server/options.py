@@ -32,6 +32,8 @@ class ServerOptions:
     max_body:        maximum size of a request in megabytes
     keep_alive:      seconds that an idle connection stays open
     unload_after:    seconds without a request until the model leaves memory; None keeps it
+    cache_dir, cache_bytes: where prompts that were read stay after the server has ended, and the
+                     limit of that folder; as in EngineOptions
     """
 
     host: str = "127.0.0.1"
@@ -44,6 +46,8 @@ class ServerOptions:
     max_body: int = 16
     keep_alive: int = 30
     unload_after: float | None = None
+    cache_dir: str | None = None
+    cache_bytes: int | None = None
     log_level: LogLevel = "info"
 
     def __post_init__(self) -> None:
