@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import block_samples
 import mlx.core as mx
 import pytest
 from eagle_samples import LAYERS, SAMPLES, VOCAB, random_tensors, write_files
@@ -39,6 +40,8 @@ PUBLISHED = {
     "EAGLE-3, the authors'": "pytorch_model.bin",
     "EAGLE-3, speculators": "model.safetensors",
     "EAGLE, with a bias": "pytorch_model.bin",
+    "DFlash, the authors'": "model.safetensors",
+    "DFlash, speculators": "model.safetensors",
     "Medusa": "medusa_lm_head.pt",
     "MLP speculator": "model.safetensors",
 }
@@ -46,6 +49,9 @@ PUBLISHED = {
 
 def write_published(folder: Path, form: str, vocab: int = VOCAB) -> Path:
     """Write a drafter with random weights, with the authors' file names."""
+    if form in block_samples.SAMPLES:
+        sample = block_samples.SAMPLES[form]
+        return block_samples.write_files(folder, sample, block_samples.random_tensors(sample))
     if form in SAMPLES:
         write_files(folder, SAMPLES[form], random_tensors(SAMPLES[form]))
         tensors = dict(mx.load(str(folder / "model.safetensors")))  # type: ignore[arg-type]
@@ -107,7 +113,7 @@ def test_no_value_of_a_config_ends_in_a_traceback(tmp_path: Path, form: str) -> 
     section = good.get("transformer_layer_config", {})
     said = []
     for key in (*good, *section, "head_dim", "rope_theta", "rope_scaling", "rope_parameters"):
-        for value in (-1, 10**400, "x"):
+        for value in (-1, 10**400, "x", [], {}):
             config = {**good, **({} if key in section else {key: value})}
             if section:
                 config["transformer_layer_config"] = {**section, key: value}

@@ -695,7 +695,7 @@ def test_millions_of_layers_are_refused_before_a_module_is_built_or_a_weight_is_
 @pytest.mark.parametrize(
     ("config", "form"),
     [
-        ({"num_hidden_layers": 5, "dflash_config": {}}, "DFlash"),
+        ({"num_hidden_layers": 5, "dflash_config": {"selector_rank": 256}}, "DFlash 2"),
         ({"num_hidden_layers": 5, "markov_rank": 256}, "DSpark"),
         ({"speculators_model_type": "peagle"}, "P-EAGLE"),
     ],
@@ -824,16 +824,16 @@ def test_pull_takes_a_drafter_and_names_one_that_is_not_supported(
     hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_drafter(random_drafter(), tmp_path / "own")
-    mx.save_safetensors(str(tmp_path / "dflash"), {"hidden_norm.weight": mx.zeros(4)})
+    mx.save_safetensors(str(tmp_path / "hydra"), {"hydra_lm_head.0.weight": mx.zeros(4)})
     for repo, config, weights in (
         ("org/redrafter", tmp_path / "own" / "config.json", tmp_path / "own" / "model.safetensors"),
-        ("org/dflash", tmp_path / "own" / "config.json", tmp_path / "dflash.safetensors"),
+        ("org/hydra", tmp_path / "own" / "config.json", tmp_path / "hydra.safetensors"),
     ):
         files = {"config.json": config.read_bytes(), "model.safetensors": weights.read_bytes()}
         hub.repos[repo, "main"] = files
     like_a_model = {"config.json": b'{"model_type": "qwen3", "num_hidden_layers": 5}'}
-    hub.repos["org/dflash", "main"] |= like_a_model | {"tokenizer.json": b"{}"}
+    hub.repos["org/hydra", "main"] |= like_a_model | {"tokenizer.json": b"{}"}
     assert main.run(["pull", "org/redrafter"]) == 0
     assert Path(capsys.readouterr().out.strip()) == resolve("org/redrafter").path
-    assert main.run(["pull", "org/dflash"]) == 1
-    assert "is a DFlash drafter, which is not supported" in capsys.readouterr().err
+    assert main.run(["pull", "org/hydra"]) == 1
+    assert "is a Hydra drafter, which is not supported" in capsys.readouterr().err

@@ -1,8 +1,9 @@
 """Published drafters by the model that they were trained for, as of 2026.
 
 Sources: the models' pages and their authors' documents. Licence and size are None if the page does
-not give them. The best drafter is first: EAGLE-3 before older forms, and within one form heads with
-a draft vocabulary before those over all tokens, then safetensors before PyTorch files.
+not give them. The best drafter is first: EAGLE-3, then block drafters (those for Qwen3 and Llama
+were trained on answers without thinking alone), then older forms; within one form heads with a
+draft vocabulary before those over all tokens, then safetensors before PyTorch files.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class KnownDrafter:
         return self.repo if self.revision == "main" else f"{self.repo}@{self.revision}"
 
 
-_EAGLE3, _EAGLE, _MEDUSA = "EAGLE-3", "EAGLE", "Medusa"
+_EAGLE3, _EAGLE, _MEDUSA, _DFLASH = "EAGLE-3", "EAGLE", "Medusa", "DFlash"
 _MLP, _PARD = "MLP speculator", "PARD"
 _APACHE = "apache-2.0"
 _QWEN3_TOKEN = 2 * 151_936
@@ -58,7 +59,8 @@ _QWEN3_TOKEN = 2 * 151_936
 
 The sizes of RedHatAI's heads for Qwen3 follow from their tensors: a layer of the target's own
 dimensions whose attention reads twice its hidden size, fc [H, 3H], 32,000 rows of output layer,
-both vocabulary tables, and this embedding.
+both vocabulary tables, and this embedding. Those of block drafters do too: five layers of the
+target's own dimensions, and fc [H, 5H].
 """
 _PARD_LLAMA = KnownDrafter("amd/PARD-Llama-3.2-1B", _PARD)
 _PARD_QWEN = KnownDrafter("amd/PARD-Qwen3-0.6B", _PARD)
@@ -68,6 +70,7 @@ KNOWN_DRAFTERS: dict[str, tuple[KnownDrafter, ...]] = {
         KnownDrafter("RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3", _EAGLE3),
         KnownDrafter("lmsys/SGLang-EAGLE3-Llama-3.1-8B-Instruct-SpecForge", _EAGLE3),
         KnownDrafter("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", _EAGLE3),
+        KnownDrafter("z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat", _DFLASH, size=2_348_810_240),
         _PARD_LLAMA,
     ),
     "llama-3-8b-instruct": (
@@ -97,6 +100,7 @@ KNOWN_DRAFTERS: dict[str, tuple[KnownDrafter, ...]] = {
     "qwen3-4b": (
         KnownDrafter("AngelSlim/Qwen3-4B_eagle3", _EAGLE3),
         KnownDrafter("deepseek-ai/eagle3_qwen3_4b_ttt7", _EAGLE3),
+        KnownDrafter("z-lab/Qwen3-4B-DFlash-b16", _DFLASH, size=1_074_790_400),
         _PARD_QWEN,
     ),
     "qwen3-8b": (
@@ -104,6 +108,8 @@ KNOWN_DRAFTERS: dict[str, tuple[KnownDrafter, ...]] = {
                      embedding=_QWEN3_TOKEN * 4096),
         KnownDrafter("AngelSlim/Qwen3-8B_eagle3", _EAGLE3),
         KnownDrafter("deepseek-ai/eagle3_qwen3_8b_ttt7", _EAGLE3),
+        KnownDrafter("z-lab/Qwen3-8B-DFlash-b16", _DFLASH, size=2_097_152_000),
+        KnownDrafter("JetSpec/jetspec-qwen3-8b", _DFLASH, size=2_097_152_000),
         _PARD_QWEN,
     ),
     "qwen3-14b": (
@@ -119,6 +125,19 @@ KNOWN_DRAFTERS: dict[str, tuple[KnownDrafter, ...]] = {
         KnownDrafter("AngelSlim/Qwen3-32B_eagle3", _EAGLE3),
         _PARD_QWEN,
     ),
+    "qwen3-30b-a3b": (KnownDrafter("JetSpec/jetspec-qwen3-30b-a3b", _DFLASH),),
+    "qwen3-coder-30b-a3b-instruct": (KnownDrafter("z-lab/Qwen3-Coder-30B-A3B-DFlash", _DFLASH),),
+    "gpt-oss-20b": (
+        KnownDrafter("z-lab/gpt-oss-20b-DFlash", _DFLASH),
+        KnownDrafter("JetSpec/jetspec-gpt-oss-20b", _DFLASH),
+    ),
+    "gpt-oss-120b": (KnownDrafter("z-lab/gpt-oss-120b-DFlash", _DFLASH),),
+    "gemma-4-12b-it": (KnownDrafter("z-lab/gemma4-12B-it-DFlash", _DFLASH),),
+    "gemma-4-26b-a4b-it": (
+        KnownDrafter("z-lab/gemma-4-26B-A4B-it-DFlash", _DFLASH),
+        KnownDrafter("JetSpec/jetspec-gemma4-26B-A4B0-it", _DFLASH),
+    ),
+    "gemma-4-31b-it": (KnownDrafter("z-lab/gemma-4-31B-it-DFlash", _DFLASH),),
     "qwen2-7b-instruct": (
         KnownDrafter("yuhuili/EAGLE-Qwen2-7B-Instruct", _EAGLE, licence=_APACHE),
     ),

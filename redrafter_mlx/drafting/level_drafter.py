@@ -30,6 +30,10 @@ from redrafter_mlx.target_model.compiled import CompiledGraphs
 from redrafter_mlx.target_model.fingerprint import nbytes_of, shapes_hash
 from redrafter_mlx.target_model.model import Target
 
+USUAL_LEVELS = 4
+"""Usual number of levels of a step, which share the call of a drafter that drafts all at once; see
+`Drafter.level_cost`."""
+
 _Paths: TypeAlias = "tuple[tuple[int, ...], ...] | None"
 _Searches: TypeAlias = (
     "CompiledGraphs[[mx.array, mx.array, tuple[int, int], _Paths, tuple[mx.array, ...] | None],"
@@ -56,10 +60,19 @@ class IndependentLevels(DraftLevels):
       logits: [B, 1, V'] float32, one array for each level that will be used
     """
 
-    def __init__(self, vocabulary: DraftVocabulary, logits: Sequence[mx.array]) -> None:
+    independent = True
+
+    def __init__(
+        self, vocabulary: DraftVocabulary, logits: Sequence[mx.array], memory: Memory = ()
+    ) -> None:
+        """`memory` is the drafter's after them."""
         super().__init__(vocabulary)
-        self._logits = logits
+        self._logits, self._memory = logits, memory
         self._level = 0
+
+    @property
+    def memory(self) -> Memory:
+        return self._memory
 
     def first(self) -> mx.array:
         return self._logits[0]
@@ -251,7 +264,7 @@ class NoisyLevels(Levels):
 
     def __init__(self, levels: Levels, draws: Draws) -> None:
         super().__init__(levels.vocabulary)
-        self._levels = levels
+        self._levels, self.independent = levels, levels.independent
         self._noise = levels.vocabulary.of_tokens(draws.noise)  # [B, L, V']
         self._temperature = draws.temperature[:, None, None]
         self._depth = 0

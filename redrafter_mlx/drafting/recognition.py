@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from redrafter_mlx.errors import DamagedFileError, ModelNotFoundError, UnsupportedModelError
@@ -19,6 +20,7 @@ from redrafter_mlx.weights.files.tensors import open_tensors
 CONFIG = "config.json"
 RECURRENT, EAGLE3, EAGLE = "ReDrafter", "EAGLE-3", "EAGLE"
 MEDUSA, MLP_SPECULATOR = "Medusa", "MLP speculator"
+DFLASH = "DFlash"
 
 Config = Mapping[str, object]
 Names = Collection[str]
@@ -29,29 +31,88 @@ IN_MEDUSA_MODEL = re.compile(r"^medusa_heads?\.")
 SPECULATOR_PREFIX = "speculator."
 """Prefix of an MLP speculator's tensors in files for transformers."""
 
-_MEDUSA_BLOCK = re.compile(
-    r"(heads\.\d+\.blocks\.\d+\..*|\d+\.\d+\.linear\.(weight|bias)"
-    r"|blocks\.\d+\.layers\.\d+\.(weight|bias))"
-)
-"""A residual block's tensor in our names, the authors' and vLLM's."""
-
-_IN_CONFIG = {
-    "markov_rank": "DSpark",
-    "dflash_config": "DFlash",
-    "hydra_num_heads": "Hydra",
-    "ptd_token_id": "P-EAGLE",
-}
-"""Keys of config.json that only unsupported forms have."""
-
-_OF_SPECULATORS = {"dflash": "DFlash", "dspark": "DSpark", "peagle": "P-EAGLE"}
-"""The same by `speculators_model_type`."""
+OF_SPECULATORS = "speculators_model_type"
+"""Key of config.json that names the form in files of vLLM's `speculators`."""
 
 _QUANTISED = (".scales", ".weight_scale", ".weight_scale_inv", ".absmax")
 """Ends of the names of tensors that come with quantised weights, in MLX's and other formats."""
 
-_KANGAROO = {"norm.weight", "layers.0.self_attn.q_proj.weight"}
-"""Tensors of a Kangaroo drafter: only a decoder layer and a norm, which continue from one of the
-target's first layers."""
+
+@dataclass(frozen=True)
+class Signature:
+    """What tells the files of one form from those of all others.
+
+    Files fit that have one of the keys, or all tensors of `has` and none of `lacks`.
+
+    has, lacks: patterns of whole names of tensors, as `_own_name` returns them
+    keys:       keys of config.json, or of `dflash_config` in it, that no other form has
+    named:      the value of `OF_SPECULATORS`, which then decides
+    supported:  whether it can be loaded
+    """
+
+    form: str
+    has: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    named: str | None = None
+    supported: bool = True
+
+    def fits(self, config: Config, names: Iterable[str]) -> bool:
+        """Whether files are of this form, by their config.json and all own names of tensors."""
+        stated = config.get(OF_SPECULATORS)
+        if stated is not None and self.named is not None:
+            return stated == self.named
+        nested = config.get("dflash_config")
+        keys = {*config, *nested} if isinstance(nested, dict) else {*config}
+        if not keys.isdisjoint(self.keys):
+            return True
+
+        def held(pattern: str) -> bool:
+            return any(re.fullmatch(pattern, name) for name in names)
+
+        return bool(self.has) and all(map(held, self.has)) and not any(map(held, self.lacks))
+
+
+SIGNATURES = (
+    Signature(RECURRENT, (r"rnn_u\.weight",), keys=("exit_dim",)),
+    Signature(
+        "DFlash 2",
+        (r"candidate_selector\..*",),
+        keys=("selector_rank",),
+        named="dflash2",
+        supported=False,
+    ),
+    Signature("DSpark", (r"markov_.*",), keys=("markov_rank",), named="dspark", supported=False),
+    Signature(
+        DFLASH, (r"hidden_norm\.weight", r"fc\.weight"), keys=("dflash_config",), named="dflash"
+    ),
+    Signature("Hydra", (r"hydra.*",), keys=("hydra_num_heads",), supported=False),
+    Signature("P-EAGLE", ("mask_hidden",), keys=("ptd_token_id",), named="peagle", supported=False),
+    # Only a decoder layer and a norm, which continue from one of the target's first layers.
+    Signature(
+        "Kangaroo",
+        (r"norm\.weight", r"layers\.0\.self_attn\.q_proj\.weight"),
+        lacks=(r"fc\.weight", r"embed_tokens\.weight"),
+        supported=False,
+    ),
+    Signature(EAGLE3, (r"layers\.0\.hidden_norm\.weight", r"fc\.weight"), named="eagle3"),
+    # EAGLE-1 and EAGLE-2, whose networks are the same.
+    Signature(
+        EAGLE,
+        (r"layers\.0\.self_attn\.q_proj\.weight", r"fc\.weight"),
+        lacks=(r"norm\.weight", r"layers\.0\.(hidden_norm|input_layernorm)\.weight"),
+    ),
+    # A residual block's tensor in our names, the authors' and vLLM's.
+    Signature(
+        MEDUSA,
+        (
+            r"heads\.\d+\.blocks\.\d+\..*|\d+\.\d+\.linear\.(weight|bias)"
+            r"|blocks\.\d+\.layers\.\d+\.(weight|bias)",
+        ),
+    ),
+    Signature(MLP_SPECULATOR, (r"emb\.0\.weight", r"proj\.0\.weight", r"head\.0\.weight")),
+)
+"""In the order in which they are tried."""
 
 
 def read_drafter_config(folder: str | Path) -> dict[str, object]:
@@ -75,14 +136,15 @@ def form_of(folder: Path, config: Config, names: Names) -> str:
 
     Raises UnsupportedModelError, naming what was found and what is supported.
     """
-    _refuse(_unsupported(config, names), folder)
-    form = _known(config, names)
-    if form is None:
+    signature = _signature(config, names)
+    _refuse(signature, folder)
+    if signature is None:
         found = ", ".join(sorted(names)[:3])
         raise UnsupportedModelError(
             f"{folder} holds no drafter of a known form (its tensors: {found:.200}, ...); "
-            f"supported are {', '.join(_RECOGNISES)}"
+            f"supported are {_supported()}"
         )
+    form = signature.form
     if form == MEDUSA:  # of a whole model, only the heads are looked at
         names = [name for name in names if IN_MEDUSA_MODEL.match(name)] or names
     quantised = next((name for name in names if name.endswith(_QUANTISED)), None)
@@ -96,12 +158,12 @@ def form_of(folder: Path, config: Config, names: Names) -> str:
 
 def check_form(config: Config, folder: Path) -> None:
     """Raise UnsupportedModelError if a config.json is that of an unsupported form of drafter."""
-    _refuse(_unsupported_config(config), folder)
+    _refuse(_signature(config, ()), folder)
 
 
 def is_drafter(config: Config, names: Names) -> bool:
     """Whether files are a drafter's of a known form, supported or not."""
-    return _unsupported(config, names) is not None or _known(config, names) is not None
+    return _signature(config, names) is not None
 
 
 def holds_drafter(folder: Path) -> bool:
@@ -124,80 +186,29 @@ def holds_drafter(folder: Path) -> bool:
     return is_drafter(config, names)
 
 
-def _is_recurrent(config: Config, names: Names) -> bool:
-    return "exit_dim" in config or "rnn_u.weight" in names
-
-
-def _is_eagle_three(config: Config, names: Names) -> bool:
-    kind = config.get("speculators_model_type", "eagle3")  # P-EAGLE's tensors look the same
-    own = _eagle_names(names)
-    return "layers.0.hidden_norm.weight" in own and "fc.weight" in own and kind == "eagle3"
-
-
-def _is_eagle_one(_: Config, names: Names) -> bool:
-    """Whether the files are an EAGLE-1 or EAGLE-2 drafter's; their networks are the same."""
-    own = _eagle_names(names)
-    norms = {"norm.weight", "layers.0.hidden_norm.weight", "layers.0.input_layernorm.weight"}
-    return {"layers.0.self_attn.q_proj.weight", "fc.weight"} <= own and not norms & own
-
-
-def _eagle_names(names: Names) -> set[str]:
-    return {eagle_name(name) for name in names}
-
-
 def eagle_name(name: str) -> str:
-    """Return the network's own name for a tensor of an EAGLE drafter's files."""
+    """Return the network's own name for a tensor of an EAGLE or a block drafter's files."""
     name = name.removeprefix("model.")
     return f"layers.0.{name.removeprefix('midlayer.')}" if name.startswith("midlayer.") else name
 
 
-def _is_medusa(_: Config, names: Names) -> bool:
-    return any(_MEDUSA_BLOCK.fullmatch(IN_MEDUSA_MODEL.sub("", name)) for name in names)
+def _own_name(name: str) -> str:
+    """Return a tensor's name without the prefixes of any packaging."""
+    return eagle_name(IN_MEDUSA_MODEL.sub("", name).removeprefix(SPECULATOR_PREFIX))
 
 
-def _is_speculator(_: Config, names: Names) -> bool:
-    own = {name.removeprefix(SPECULATOR_PREFIX) for name in names}
-    return {"emb.0.weight", "proj.0.weight", "head.0.weight"} <= own
+def _signature(config: Config, names: Names) -> Signature | None:
+    own = [_own_name(name) for name in names]
+    return next((form for form in SIGNATURES if form.fits(config, own)), None)
 
 
-_RECOGNISES: dict[str, Callable[[Config, Names], bool]] = {
-    RECURRENT: _is_recurrent,
-    EAGLE3: _is_eagle_three,
-    EAGLE: _is_eagle_one,
-    MEDUSA: _is_medusa,
-    MLP_SPECULATOR: _is_speculator,
-}
-"""Whether files are of a supported form, in the order in which forms are tried."""
+def _supported() -> str:
+    return ", ".join(form.form for form in SIGNATURES if form.supported)
 
 
-def _known(config: Config, names: Names) -> str | None:
-    return next((form for form, fits in _RECOGNISES.items() if fits(config, names)), None)
-
-
-def _unsupported(config: Config, names: Names) -> str | None:
-    """Return the name of a known but unsupported form, recognised by its authors' own files."""
-    if any(name.startswith("markov_") for name in names):
-        return "DSpark"
-    if "hidden_norm.weight" in names:
-        return "DFlash"
-    if any(name.startswith("hydra") for name in names):
-        return "Hydra"
-    if any(name.removeprefix("model.") == "mask_hidden" for name in names):
-        return "P-EAGLE"
-    if {*names} >= _KANGAROO and not {"fc.weight", "embed_tokens.weight"} & {*names}:
-        return "Kangaroo"
-    return _unsupported_config(config)
-
-
-def _unsupported_config(config: Config) -> str | None:
-    """Return the name of a known but unsupported form, recognised by config.json alone."""
-    named = _OF_SPECULATORS.get(str(config.get("speculators_model_type")))
-    return named or next((form for key, form in _IN_CONFIG.items() if key in config), None)
-
-
-def _refuse(unsupported: str | None, folder: Path) -> None:
-    if unsupported is not None:
+def _refuse(found: Signature | None, folder: Path) -> None:
+    if found is not None and not found.supported:
         raise UnsupportedModelError(
-            f"{folder} is a {unsupported} drafter, which is not supported; "
-            f"supported are {', '.join(_RECOGNISES)}"
+            f"{folder} is a {found.form} drafter, which is not supported; "
+            f"supported are {_supported()}"
         )

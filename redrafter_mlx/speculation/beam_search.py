@@ -28,7 +28,12 @@ _MANY, _MOST_CHUNKS = 32_768, 256
 
 
 class Levels(ABC):
-    """A drafter's distribution after one root, level by level."""
+    """A drafter's distribution after one root, level by level.
+
+    independent: whether a level is the same after all prefixes
+    """
+
+    independent: bool = False
 
     def __init__(self, vocabulary: DraftVocabulary) -> None:
         """`vocabulary` are the V' tokens that can be drafted."""
@@ -108,15 +113,27 @@ def beam_search(levels: Levels, root: mx.array, shape: BeamShape) -> Beams:
 
     The prefixes of length L are the candidates of the paper. Shorter prefixes that no candidate
     extends are drafts as well.
+
+    If the levels are independent, the prefixes have the largest products of the levels' own
+    probabilities. With as many beams as nodes but one, `pack_beam` then keeps the best tree of all
+    of that depth (DDTree, arXiv 2604.12989): every level of it has its likeliest prefixes.
     """
-    check_width(levels.vocabulary.size, shape.width)
+    W = shape.width
+    check_width(levels.vocabulary.size, W)
+
+    def of_one_level(_: int, logits: mx.array, above: mx.array) -> Kept:
+        """As `likeliest`, among the level's W likeliest tokens alone."""
+        log_probs, outputs = top_k(draft_log_probs(logits[:, 0]), W)
+        total = above[:, :, None] + log_probs[:, None]  # [B, X, W]
+        best, index = top_k(total.reshape(total.shape[0], -1), W)
+        return Kept(index // W, mx.take_along_axis(outputs, index % W, axis=1), best)
 
     def likeliest(_: int, logits: mx.array, above: mx.array) -> Kept:
         total = above[:, :, None] + draft_log_probs(logits)  # [B, X, V']
-        best, index = top_k(total.reshape(total.shape[0], -1), shape.width)
+        best, index = top_k(total.reshape(total.shape[0], -1), W)
         return Kept(index // total.shape[2], index % total.shape[2], best)
 
-    return search(levels, root, shape, likeliest)
+    return search(levels, root, shape, of_one_level if levels.independent else likeliest)
 
 
 def draft_log_probs(logits: mx.array) -> mx.array:

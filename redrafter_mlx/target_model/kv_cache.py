@@ -115,7 +115,7 @@ class TreeCache:
     def plan_tree(self, tree: TokenTree, length: mx.array, bound: int) -> None:
         """Plan a call that verifies `tree` after the committed `length` [B], at most `bound`."""
         N = tree.tokens.shape[1]
-        extent = _extent(bound + N)
+        extent = extent_of(bound + N)
         if tree.is_chain:
             offset, mask = length, chain_mask(length, N, extent)
         else:
@@ -133,7 +133,7 @@ class TreeCache:
           length: [B] int32, committed, at most `bound`; the position of nodes of depth 0
         """
         B, W, M = mask.shape
-        attended = attention_mask(mask, length, _extent(bound + M))
+        attended = attention_mask(mask, length, extent_of(bound + M))
         offset = mx.broadcast_to(length[:, None] + depth, (B, W))
         self._plan_nodes(offset, attended, length + (M - W))
 
@@ -297,8 +297,9 @@ class TreeCache:
 
 def planned_capacity(length: int, nodes: int) -> int:
     """Return the capacity that a tree of `nodes` nodes after `length` positions needs."""
-    return round_up(_extent(length + nodes), CAPACITY_STEP)
+    return round_up(extent_of(length + nodes), CAPACITY_STEP)
 
 
-def _extent(slots: int) -> int:
+def extent_of(slots: int) -> int:
+    """Return the number of slots that attention reads of the first `slots`; see EXTENT_STEPS."""
     return round_up(slots, max(EXTENT_STEPS[backend()], (1 << slots.bit_length()) >> 4))

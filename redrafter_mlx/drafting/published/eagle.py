@@ -20,28 +20,26 @@ from functools import partial
 from typing import cast
 
 import mlx.core as mx
-import numpy as np
 
 from redrafter_mlx.drafting import recognition
 from redrafter_mlx.drafting.cached_levels import CachedDrafter, CachedLevels, chain
 from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, fill
 from redrafter_mlx.drafting.interface import Features, Memory, Seen
 from redrafter_mlx.drafting.level_drafter import shuffled
-from redrafter_mlx.drafting.published.eagle_config import (
-    ROPE_BASE,
-    EagleConfig,
-    of_network,
-    read_eagle_one,
-    read_eagle_three,
-    rope_kind,
-)
+from redrafter_mlx.drafting.published.eagle_config import read_eagle_one, read_eagle_three
 from redrafter_mlx.drafting.published.eagle_network import (
     EagleNetwork,
     EagleOneNetwork,
     EagleThreeNetwork,
 )
+from redrafter_mlx.drafting.published.network_config import (
+    ROPE_BASE,
+    of_network,
+    read_vocabulary,
+    rope_kind,
+)
 from redrafter_mlx.drafting.recognition import eagle_name
-from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
+from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.adapter import find_head, with_node_positions
@@ -227,31 +225,10 @@ def load_eagle_three(files: DrafterFiles, target: Target) -> EagleDrafter:
 def _load(name: str, files: DrafterFiles, target: Target, network: EagleNetwork) -> EagleDrafter:
     """Load the drafter from its files; DamagedFileError names what they lack."""
     stored = files.read(eagle_name)
-    vocabulary = _vocabulary(network.config, stored, files)
+    vocabulary = read_vocabulary(network.config, stored, files)
     own = {n: array for n, array in stored.items() if of_network(n, network.config)}
     fill(network, own, files, target.dtype)
     return EagleDrafter(name, network, target, vocabulary)
-
-
-def _vocabulary(
-    config: EagleConfig, stored: dict[str, mx.array], files: DrafterFiles
-) -> DraftVocabulary:
-    """Return the tokens of its outputs: d2t holds each token's id minus its output index."""
-    size, vocab_size = config.output_size, config.vocab_size
-    if size == vocab_size:
-        return DraftVocabulary(size, vocab_size)
-    path = files.tensors.path
-    if "d2t" not in stored:
-        raise DamagedFileError(f"{path} lacks tensor d2t of shape [{size}]")
-    offsets = np.array(stored["d2t"])
-    if offsets.shape != (size,) or not np.issubdtype(offsets.dtype, np.integer):
-        raise DamagedFileError(f"{path}: tensor d2t does not hold {size} integers")
-    tokens = np.arange(size) + offsets
-    if tokens.min() < 0 or tokens.max() >= vocab_size or len(np.unique(tokens)) < size:
-        raise DamagedFileError(
-            f"{path}: tensor d2t does not lead to different tokens below {vocab_size}"
-        )
-    return DraftVocabulary(size, vocab_size, mx.array(tokens.astype(np.int32)))
 
 
 EAGLE3 = Form(recognition.EAGLE3, load_eagle_three)

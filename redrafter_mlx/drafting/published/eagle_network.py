@@ -10,52 +10,30 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.llama import MLP
 
-from redrafter_mlx.drafting.published.eagle_config import EagleConfig, rope_of
+from redrafter_mlx.drafting.published.eagle_config import EagleConfig
+from redrafter_mlx.drafting.published.network import DrafterNetwork, Projections
 from redrafter_mlx.target_model.layer_cache import AttentionCache
 
 
-class Attention(nn.Module):
+class Attention(Projections):
     """Llama's attention over rows [B, N, input size]."""
 
     def __init__(self, config: EagleConfig, name: str, input_size: int) -> None:
-        super().__init__()
-        self._heads, self._size, self._window = config.heads, config.head_size, config.window
-        queries, keys = config.heads * config.head_size, config.kv_heads * config.head_size
-        self.q_proj = nn.Linear(input_size, queries, config.has(f"{name}.q_proj.bias"))
-        self.k_proj = nn.Linear(input_size, keys, config.has(f"{name}.k_proj.bias"))
-        self.v_proj = nn.Linear(input_size, keys, config.has(f"{name}.v_proj.bias"))
-        self.o_proj = nn.Linear(queries, config.hidden_size, config.has(f"{name}.o_proj.bias"))
-        if config.has(f"{name}.q_norm.weight"):
-            self.q_norm = nn.RMSNorm(config.head_size, config.norm_eps)
-            self.k_norm = nn.RMSNorm(config.head_size, config.norm_eps)
-        self.rope = rope_of(config)
+        super().__init__(config, name, input_size)
+        self._window = config.window
 
     def __call__(self, x: mx.array, cache: AttentionCache) -> mx.array:
         """Return [B, N, H]; positions and mask of the rows come from the cache."""
-        B, N, _ = x.shape
-        queries, keys, values = (
-            part.reshape(B, N, -1, self._size)
-            for part in (self.q_proj(x), self.k_proj(x), self.v_proj(x))
-        )
-        if "q_norm" in self:
-            queries, keys = self.q_norm(queries), self.k_norm(keys)
-        queries = self.rope(queries.swapaxes(1, 2), offset=cache.offset)
-        keys = self.rope(keys.swapaxes(1, 2), offset=cache.offset)
-        keys, values = cache.update_and_fetch(keys, values.swapaxes(1, 2))
+        queries = self.queries(x, cache.offset)
+        keys, values = cache.update_and_fetch(*self.keys_and_values(x, cache.offset))
         window = {} if self._window is None else {"window_size": self._window}
-        mask = cache.make_mask(N, **window)
-        read = mx.fast.scaled_dot_product_attention(
-            queries, keys, values, scale=self._size**-0.5, mask=mask
-        )
-        out: mx.array = self.o_proj(read.swapaxes(1, 2).reshape(B, N, -1))
-        return out
+        mask = cache.make_mask(x.shape[1], **window)
+        return self.attended(queries, keys, values, mask)
 
 
 class DecoderLayer(nn.Module):
@@ -90,7 +68,7 @@ class DecoderLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class EagleNetwork(nn.Module):
+class EagleNetwork(DrafterNetwork):
     """What both forms have in common.
 
     A row's context is what it reads in addition to the embedding of its token: the target's
@@ -98,24 +76,13 @@ class EagleNetwork(nn.Module):
     """
 
     def __init__(self, config: EagleConfig) -> None:
-        super().__init__()
+        super().__init__(config, lambda name: DecoderLayer(config, name))
         self.config = config
-        if config.own_embedding:
-            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = [DecoderLayer(config, f"layers.{i}") for i in range(config.n_layers)]
-        if config.own_head:
-            self.lm_head = nn.Linear(config.hidden_size, config.output_size, bias=False)
 
     def changed(self, config: EagleConfig) -> EagleNetwork:
         """Return a network with the same weights and another configuration."""
         network = type(self)(config)
-        leaves = cast(
-            "list[tuple[str, nn.Module]]",
-            tree_flatten(self.leaf_modules(), is_leaf=nn.Module.is_module),
-        )
-        weights = [(name, leaf) for name, leaf in leaves if not name.endswith(".rope")]
-        network.update_modules(tree_unflatten(weights))
-        network.eval()
+        network.share(self)
         return network
 
     @abstractmethod

@@ -21,16 +21,11 @@ from redrafter_mlx.config import check_int
 from redrafter_mlx.drafting.cached_levels import chain, memory_of
 from redrafter_mlx.drafting.draft_model import DraftModel, embeddable
 from redrafter_mlx.drafting.interface import Memory, Seen
-from redrafter_mlx.drafting.level_drafter import DraftLevels, IndependentLevels
-from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
-from redrafter_mlx.target_model.kv_cache import TreeCache
+from redrafter_mlx.drafting.level_drafter import USUAL_LEVELS, DraftLevels, IndependentLevels
 from redrafter_mlx.target_model.model import Target
 
 MASK_KEY = "pard_token"
 """Key of the mask token in config.json."""
-
-_USUAL_LEVELS = 4
-"""Usual number of levels of a step, which share its one call; see `level_cost`."""
 
 
 class Pard(DraftModel, well_formed=True):
@@ -51,41 +46,26 @@ class Pard(DraftModel, well_formed=True):
 
     @property
     def level_cost(self) -> float:
-        return super().level_cost / _USUAL_LEVELS
+        return super().level_cost / USUAL_LEVELS
 
     @property
     def timing_key(self) -> str:
         return f"PARD {super().timing_key}"
 
     def levels(self, memory: Memory, seen: Seen, drafts: int) -> DraftLevels:
-        cache = self.filled_cache(memory)
-        return PardLevels(self._model, cache, seen, self.vocabulary, self._mask_token, drafts)
+        """Return the distributions after the root and at the masks after it.
 
-
-class PardLevels(IndependentLevels):
-    """The distributions after the root and at the masks after it; see `DraftLevels`."""
-
-    def __init__(
-        self,
-        model: Target,
-        cache: TreeCache,
-        seen: Seen,
-        vocabulary: DraftVocabulary,
-        mask_token: int,
-        drafts: int,
-    ) -> None:
-        self._cache = cache
+        The memory then holds the committed positions and the root; the masks' slots are
+        overwritten.
+        """
+        model, cache = self._model, self.filled_cache(memory)
         tokens = mx.pad(embeddable(seen.tokens, model), [(0, 0), (0, drafts - 1)])
         after_root = mx.arange(tokens.shape[1]) > seen.count[:, None]
-        tokens = mx.where(after_root, mask_token, tokens)
+        tokens = mx.where(after_root, self._mask_token, tokens)
         cache.plan_tree(chain(tokens), seen.position, seen.bound)
         hidden, _ = model.call(tokens, cache)
         drafted = seen.count[:, None, None] + mx.arange(drafts)[None, :, None]
         logits = model.logits(mx.take_along_axis(hidden, drafted, axis=1))
-        logits = logits[..., : vocabulary.size].astype(mx.float32)
-        super().__init__(vocabulary, list(mx.split(logits, drafts, axis=1)))
-
-    @property
-    def memory(self) -> Memory:
-        """Includes the committed positions and the root; the masks' slots are overwritten."""
-        return memory_of(self._cache)
+        logits = logits[..., : self.vocabulary.size].astype(mx.float32)
+        each = list(mx.split(logits, drafts, axis=1))
+        return IndependentLevels(self.vocabulary, each, memory_of(cache))

@@ -1,0 +1,100 @@
+"""The network of block drafters: decoder layers that read a block of mask tokens at once.
+
+Chen et al. (DFlash, arXiv 2602.06036). With h_p the outputs of a few of the target's layers at
+position p, all layers read the same context row c_p, with projections of their own:
+
+    c_p = hidden_norm(fc h_p)      K_p = rope_p(k_norm(k_proj c_p))      V_p = v_proj c_p
+
+They are computed once for each position. A block is the root and mask tokens after it, at the next
+positions. Its rows go through the layers, which are Qwen3's; they attend to the context and to one
+another. Parameter names are those of the published files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.llama import MLP
+
+from redrafter_mlx.drafting.published.block_config import BlockConfig
+from redrafter_mlx.drafting.published.network import DrafterNetwork, Projections
+from redrafter_mlx.target_model.layer_cache import AttentionCache
+
+
+class BlockLayer(nn.Module):
+    """A Qwen3 layer whose rows attend to context rows too."""
+
+    def __init__(self, config: BlockConfig, name: str) -> None:
+        super().__init__()
+        H, eps = config.hidden_size, config.norm_eps
+        self.input_layernorm = nn.RMSNorm(H, eps)
+        self.self_attn = Projections(config, f"{name}.self_attn", H)
+        self.post_attention_layernorm = nn.RMSNorm(H, eps)
+        self.mlp = MLP(config)
+
+    def append(self, context: mx.array, cache: AttentionCache) -> None:
+        """Write the keys and values of context rows [B, P, H]."""
+        cache.update_and_fetch(*self.self_attn.keys_and_values(context, cache.offset))
+
+    def __call__(
+        self, x: mx.array, context: mx.array, mask: mx.array, cache: AttentionCache
+    ) -> mx.array:
+        """Return the block's rows [B, n, H], and write their keys and values after the context's.
+
+        Keys and values of both are computed in one call, which reads the matrices once.
+        """
+        positions = cache.offset
+        assert isinstance(positions, mx.array)
+        inner = self.input_layernorm(x)
+        rows = mx.concatenate([context, inner], axis=1)
+        keys, values = cache.update_and_fetch(*self.self_attn.keys_and_values(rows, positions))
+        queries = self.self_attn.queries(inner, positions[:, -x.shape[1] :])
+        x = x + self.self_attn.attended(queries, keys, values, mask)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class BlockNetwork(DrafterNetwork):
+    """The context rows' projection, the layers, and the norm after them."""
+
+    def __init__(
+        self, config: BlockConfig, layer: Callable[[BlockConfig, str], nn.Module] = BlockLayer
+    ) -> None:
+        super().__init__(config, lambda name: layer(config, name))
+        H, eps = config.hidden_size, config.norm_eps
+        self.config = config
+        self.fc = nn.Linear(config.context_size, H, config.has("fc.bias"))
+        self.hidden_norm = nn.RMSNorm(H, eps)
+        self.norm = nn.RMSNorm(H, eps)
+
+    def changed(self, config: BlockConfig) -> BlockNetwork:
+        """Return a network with the same weights and another configuration."""
+        network = type(self)(config)
+        network.share(self)
+        return network
+
+    def context(self, features: mx.array) -> mx.array:
+        """Map the target's features [B, P, C] to context rows [B, P, H]."""
+        rows: mx.array = self.hidden_norm(self.fc(features))
+        return rows
+
+    def append(self, context: mx.array, cache: Sequence[AttentionCache]) -> None:
+        """Write the keys and values of context rows [B, P, H] in all layers."""
+        for layer, layer_cache in zip(self.layers, cache, strict=True):
+            layer.append(context, layer_cache)
+
+    def forward(self, x: mx.array, context: mx.array, cache: Sequence[AttentionCache]) -> mx.array:
+        """Return the normed rows [B, n, H] of a block `x`, on caches planned by `block_plan`."""
+        n, positions = x.shape[1], cache[0].offset
+        everything = cache[0].make_mask(n)
+        assert isinstance(positions, mx.array)
+        assert isinstance(everything, mx.array)
+        masks = {
+            sight: sight.of(everything, positions[:, -n:])
+            for sight in dict.fromkeys(self.config.sights)
+        }
+        for layer, sight, layer_cache in zip(self.layers, self.config.sights, cache, strict=True):
+            x = layer(x, context, masks[sight], layer_cache)
+        normed: mx.array = self.norm(x)
+        return normed

@@ -1,0 +1,245 @@
+"""Random block drafters in their published layouts, and their equations in NumPy."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+from eagle_samples import HEADS, INNER, KV_HEADS, LAYERS, VOCAB, Tensors
+from tiny import HIDDEN
+
+BASE = 10000.0
+MASK = 250
+"""The mask token."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A drafter to write.
+
+    config:    keys of config.json in addition to the sizes
+    prefix:    of all tensors
+    nested:    as in speculators' files, where the layers' keys have a section of their own
+    features:  number of the target's layers that it reads
+    rows:      of a block
+    first_row: that predicts
+    causal, windows: of each layer
+    outputs:   V'
+    """
+
+    config: Mapping[str, object] = field(default_factory=dict)
+    prefix: str = ""
+    nested: bool = False
+    features: int = 3
+    rows: int = 6
+    first_row: int = 1
+    causal: tuple[bool, bool] = (False, False)
+    windows: tuple[int, int] = (4096, 4096)
+    outputs: int = VOCAB
+    sinks: bool = False
+    soft_cap: float | None = None
+    scale: float = 1.0
+
+
+def of_authors(more: Mapping[str, object] | None = None, **top: object) -> dict[str, object]:
+    """Return the keys of DFlash's authors; `more` are further ones of `dflash_config`."""
+    nested = {"mask_token_id": MASK, "target_layer_ids": [1, 3, 4], **(more or {})}
+    return {"block_size": 6, "num_target_layers": LAYERS, "dflash_config": nested, **top}
+
+
+def of_speculators(form: str, **more: object) -> dict[str, object]:
+    return {
+        "speculators_model_type": form,
+        "aux_hidden_state_layer_ids": [2, 4, 5],
+        "block_size": 6,
+        "mask_token_id": MASK,
+        **more,
+    }
+
+
+SAMPLES = {
+    "DFlash, the authors'": Sample(of_authors(), prefix="model."),
+    "DFlash, in windows": Sample(
+        of_authors(layer_types=["sliding_attention", "full_attention"], sliding_window=4),
+        causal=(True, False),
+        windows=(4, 4096),
+    ),
+    "DFlash, scaled and capped": Sample(
+        of_authors(
+            {
+                "causal": False,
+                "final_logit_softcapping": 2.0,
+                "input_embedding_scale": 1.5,
+                "output_multiplier": 0.5,
+            }
+        ),
+        soft_cap=2.0,
+        scale=1.5,
+    ),
+    "JetSpec": Sample(of_authors({"causal_head": True}), causal=(True, True)),
+    "DFlash, with sinks, and layers that follow from their number": Sample(
+        {"block_size": 6, "dflash_config": {"mask_token_id": MASK, "draft_window_size": 5}},
+        windows=(5, 5),
+        features=2,
+        sinks=True,
+    ),
+    "DFlash, speculators": Sample(of_speculators("dflash"), nested=True, outputs=50),
+    "DFlash, speculators, the root predicts": Sample(
+        of_speculators("dflash", sample_from_anchor=True), nested=True, first_row=0
+    ),
+}
+
+
+def random_tensors(sample: Sample, seed: int = 0) -> Tensors:
+    """Return random tensors without a prefix."""
+    rng = np.random.default_rng(seed)
+    H, size = HIDDEN, 8
+
+    def matrix(rows: int, columns: int, spread: float = 1.5) -> np.ndarray:
+        return rng.normal(size=(rows, columns)) * spread / math.sqrt(columns)
+
+    def norm(width: int) -> np.ndarray:
+        return rng.uniform(0.5, 1.5, size=(width,))
+
+    tensors = {"fc.weight": matrix(H, sample.features * HIDDEN), "hidden_norm.weight": norm(H)}
+    for i in range(2):
+        heads = {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS}
+        layer = {f"self_attn.{n}_proj.weight": matrix(h * size, H) for n, h in heads.items()}
+        layer |= {
+            "self_attn.o_proj.weight": matrix(H, HEADS * size),
+            "self_attn.q_norm.weight": norm(size),
+            "self_attn.k_norm.weight": norm(size),
+            "mlp.gate_proj.weight": matrix(INNER, H),
+            "mlp.up_proj.weight": matrix(INNER, H),
+            "mlp.down_proj.weight": matrix(H, INNER),
+            "input_layernorm.weight": norm(H),
+            "post_attention_layernorm.weight": norm(H),
+        }
+        if sample.sinks:
+            layer["self_attn.attention_sink_bias"] = rng.normal(size=(HEADS,))
+        tensors |= {f"layers.{i}.{name}": tensor for name, tensor in layer.items()}
+    tensors["norm.weight"] = norm(H)
+    if sample.outputs < VOCAB:
+        tokens = np.sort(rng.permutation(VOCAB)[: sample.outputs])
+        tensors["lm_head.weight"] = matrix(sample.outputs, H)
+        tensors["d2t"] = tokens - np.arange(sample.outputs)
+        tensors["t2d"] = np.isin(np.arange(VOCAB), tokens)
+    return tensors
+
+
+def write_files(folder: Path, sample: Sample, tensors: Tensors) -> Path:
+    """Write the folder as it is published."""
+    of_layers: dict[str, object] = {
+        "model_type": "qwen3",
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": 2,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": 8,
+        "vocab_size": VOCAB,
+        "rope_theta": BASE,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 512,
+    }
+    top = dict(sample.config)
+    if sample.nested:
+        top |= {"draft_vocab_size": sample.outputs, "transformer_layer_config": of_layers}
+    else:
+        top = of_layers | top
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(top))
+    arrays = {
+        sample.prefix + name: mx.array(tensor, mx.float32) if tensor.dtype == np.float64
+        else mx.array(tensor)
+        for name, tensor in tensors.items()
+    }  # fmt: skip
+    mx.save_safetensors(str(folder / "model.safetensors"), arrays)
+    return folder
+
+
+@dataclass
+class Reference:
+    """The equations of a drafter for one text: no cache, no batch.
+
+    embedding: of all tokens, [V, H]
+    head:      the target's, [V, H]
+    """
+
+    sample: Sample
+    tensors: Tensors
+    embedding: np.ndarray
+    head: np.ndarray
+
+    def hidden(self, features: np.ndarray, root: int, rows: int) -> np.ndarray:
+        """Return the block's rows [rows, H] after the final norm, given features [P, C]."""
+        context = self.norm(features @ self.tensors["fc.weight"].T, "hidden_norm")
+        x = self.embedding[[root, *[MASK] * (rows - 1)]] * self.sample.scale
+        for i in range(2):
+            inner = self.norm(x, f"layers.{i}.input_layernorm")
+            x = x + self.attention(context, inner, i)
+            z = self.norm(x, f"layers.{i}.post_attention_layernorm")
+            gate, up = (
+                z @ self.tensors[f"layers.{i}.mlp.{n}_proj.weight"].T for n in ("gate", "up")
+            )
+            x = (
+                x
+                + (gate / (1 + np.exp(-gate)) * up)
+                @ self.tensors[f"layers.{i}.mlp.down_proj.weight"].T
+            )
+        return self.norm(x, "norm")
+
+    def logits(self, features: np.ndarray, root: int) -> np.ndarray:
+        """Return the logits [drafts, V'] of the rows that predict."""
+        hidden = self.hidden(features, root, self.sample.rows)[self.sample.first_row :]
+        out = hidden @ self.tensors.get("lm_head.weight", self.head).T
+        if self.sample.soft_cap is None:
+            return out
+        out = out / 2  # its output_multiplier
+        return np.tanh(out / self.sample.soft_cap) * self.sample.soft_cap
+
+    def attention(self, context: np.ndarray, x: np.ndarray, i: int) -> np.ndarray:
+        def projected(rows: np.ndarray, name: str) -> np.ndarray:
+            weight = self.tensors[f"layers.{i}.self_attn.{name}_proj.weight"]
+            return (rows @ weight.T).reshape(len(rows), -1, 8)
+
+        P, n = len(context), len(x)
+        everything = np.concatenate([context, x])
+        name = f"layers.{i}.self_attn"
+        k = rotated(self.norm(projected(everything, "k"), f"{name}.k_norm"), 0)
+        q = rotated(self.norm(projected(x, "q"), f"{name}.q_norm"), P)
+        v = projected(everything, "v")
+        out = np.zeros((n, HEADS, 8))
+        for row in range(n):
+            near = [j for j in range(P) if P + row - j < self.sample.windows[i]]
+            last = row + 1 if self.sample.causal[i] else n
+            read = [*near, *range(P, P + last)]
+            for head in range(HEADS):
+                group = head // (HEADS // KV_HEADS)
+                scores = k[read, group] @ q[row, head] / math.sqrt(8)
+                weights = np.exp(scores)
+                sink = (
+                    np.exp(self.tensors[f"{name}.attention_sink_bias"][head])
+                    if self.sample.sinks
+                    else 0
+                )
+                out[row, head] = weights / (weights.sum() + sink) @ v[read, group]
+        return out.reshape(n, -1) @ self.tensors[f"{name}.o_proj.weight"].T
+
+    def norm(self, x: np.ndarray, name: str) -> np.ndarray:
+        scale = np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6)
+        return x / scale * self.tensors[f"{name}.weight"]
+
+
+def rotated(x: np.ndarray, start: int) -> np.ndarray:
+    """Rotate [R, heads, size] by positions from `start` on."""
+    half = x.shape[-1] // 2
+    angles = (start + np.arange(len(x)))[:, None, None] * BASE ** (-np.arange(half) / half)
+    a, b = x[..., :half], x[..., half:]
+    cos, sin = np.cos(angles), np.sin(angles)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
