@@ -20,7 +20,7 @@ from redrafter_mlx.decoding.built_step import (
     submit_verification,
 )
 from redrafter_mlx.decoding.host_drafts import revised
-from redrafter_mlx.decoding.order import Order, StepClock
+from redrafter_mlx.decoding.order import Order, StepClock, order_of, stays_plain
 from redrafter_mlx.decoding.proposal import Policy, Proposal
 from redrafter_mlx.decoding.report import Report
 from redrafter_mlx.decoding.sequence import Sequence, Status
@@ -119,7 +119,10 @@ class Pipeline:
         if not sequences:
             return Advanced({}, [])
         shape = self._shape = self._policy.propose(sequences).shape
-        order, slow = self._order(), self._decoder.target.slow_calls
+        order, slow = (
+            order_of(current, self._decoder, self._policy),
+            self._decoder.target.slow_calls,
+        )
         running = [s for s in sequences if s.status in (Status.RUNNING, Status.PAUSED)]
         if order is Order.SUBMIT_AHEAD:
             self._submit(self._ahead(shape))
@@ -152,43 +155,6 @@ class Pipeline:
     @property
     def _coming_back(self) -> list[BuiltStep]:
         return [step for step in self._paused if not step.with_status(Status.PAUSED)]
-
-    def _order(self) -> Order:
-        """Choose the order of the next step: the host waits as little as the step allows.
-
-        The unread results change the step where sequences join or leave, and where a constraint's
-        masks depend on what was accepted. Nor is it built where only continuations from the host
-        are verified now: after them the text goes on repeating itself, and the next ones are found
-        only in what is read.
-
-        A plain step that no result can change is submitted before they are read, as in mlx-lm's
-        loop: no drafter keeps the device busy while the host submits, which on a GPU can take as
-        long as a small model's call. If a sequence then ends unexpectedly, its part of the step is
-        unused, not wrong.
-        """
-        if not self._decoder.target.builds_ahead or len(self._steps) != 1:
-            return Order.WAIT
-        ((sequences, state, report),) = self._steps
-        running = [sequence for _, sequence in self._steps[0].going_on()]
-        constrained = any(sequence.constraint is not None for sequence in running)
-        if constrained or len(running) < len(sequences) or report is None:
-            return Order.WAIT
-        if not state.drafts.are_roots:
-            return Order.BUILD_AHEAD
-        if all(made.from_host for made in report.drafted):
-            return Order.WAIT
-        certain = report.max_committed <= 1 and not any(each.ends_next for each in running)
-        return Order.SUBMIT_AHEAD if certain and self._stays_plain(running) else Order.BUILD_AHEAD
-
-    def _stays_plain(self, sequences: abc.Sequence[Sequence]) -> bool:
-        """Whether a plain tree of these sequences can be submitted before reading.
-
-        Not where the tokens that are still unread may complete an n-gram whose match may pay.
-        """
-        if not self._decoder.target.submits_ahead or self._decoder.remembers:
-            return False
-        constrained = any(sequence.constraint is not None for sequence in sequences)
-        return not constrained and not self._policy.may_revise(sequences)
 
     def _ahead(self, shape: BeamShape) -> BuiltStep:
         """Build the next step before the last results are read."""
@@ -269,7 +235,7 @@ class Pipeline:
         if following is None:
             return
         sequences = [sequence for _, sequence in following.going_on()]
-        early = following.verifies_roots and self._stays_plain(sequences)
+        early = following.verifies_roots and stays_plain(sequences, self._decoder, self._policy)
         if early:
             self._clock.restart()
         drafted = [step.state.drafts for step in before]
