@@ -113,8 +113,13 @@ class TreeCall:
         assert isinstance(plan, TreePlan)
         buffers, (arrays, sizes) = cache.layer_buffers, plan.split()
         tokens = inputs if isinstance(inputs, mx.array) else inputs[0]
-        one_of_each = [kind[0].buffers for kind in (cache.attention, cache.recurrent) if kind]
-        size = (tokens.shape, sizes, _shapes(arrays), _shapes(one_of_each))
+        # One layer of each kind stands for the others; a path is as long as its tree was deep.
+        known = (plan.moves, *cache.attention[0].buffers) if cache.attention else ()
+        shapes = [
+            a.shape if isinstance(a, mx.array) else None for a in (plan.offset, plan.mask, *known)
+        ]
+        of_state = _shapes((arrays[-1], cache.recurrent[0].buffers)) if cache.recurrent else None
+        size = (tokens.shape, sizes, *shapes, of_state)
         in_use = not self._last or tokens.shape in (self._last, (1, 1))
         self._last = tokens.shape
         if not (compiled and in_use) and size not in self.graphs:

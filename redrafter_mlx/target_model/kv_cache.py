@@ -55,7 +55,9 @@ class Snapshot:
 class TreeCache:
     """The caches of all layers of a target, for a batch of sequences.
 
-    states: of the layers that keep a recurrent state, by index; the others keep keys and values
+    states:    of the layers that keep a recurrent state, by index
+    attention: the layers that keep keys and values
+    recurrent: those that keep a recurrent state
     """
 
     def __init__(self, n_layers: int, states: Mapping[int, Recurrences] | None = None) -> None:
@@ -64,6 +66,8 @@ class TreeCache:
             StateCache(self.states[i]) if i in self.states else LayerCache()
             for i in range(n_layers)
         ]
+        self.attention = [layer for layer in self.layers if isinstance(layer, LayerCache)]
+        self.recurrent = [layer for layer in self.layers if isinstance(layer, StateCache)]
         self.plan: LayerPlan | None = None
         self.pending: Pending | None = None
 
@@ -78,16 +82,6 @@ class TreeCache:
             layer.buffers = buffers
 
     @property
-    def attention(self) -> list[LayerCache]:
-        """The layers that keep keys and values."""
-        return [layer for layer in self.layers if isinstance(layer, LayerCache)]
-
-    @property
-    def recurrent(self) -> list[StateCache]:
-        """The layers that keep a recurrent state."""
-        return [layer for layer in self.layers if isinstance(layer, StateCache)]
-
-    @property
     def windows(self) -> set[int]:
         """Sizes of the sliding windows that calls asked masks for."""
         return set().union(*(layer.windows for layer in self.attention))
@@ -97,9 +91,14 @@ class TreeCache:
 
         Within a compiled call they would take a graph of its own, for one step in 256 slots.
         """
-        self.plan = plan
+        self.plan, offset = plan, plan.offset
         for layer in self.layers:
-            layer.prepare(plan)
+            layer.plan, layer.offset = plan, offset
+        for state in self.recurrent:
+            state.begin(plan)
+        if 0 < self.capacity < plan.capacity:
+            for attention in self.attention:
+                attention.grow(plan.capacity)
 
     def plan_prompt(self, start: int, count: int, length: int = 0) -> None:
         """Plan a call that appends `count` prompt tokens at slot `start`.
@@ -266,17 +265,19 @@ class TreeCache:
     @property
     def buffers(self) -> list[mx.array]:
         """All arrays that hold state, for evaluation."""
-        return [a for layer in self.layers for a in layer.arrays]
+        of_states = [a for state in self.recurrent for a in state.arrays]
+        held = [a for layer in self.attention for a in layer.buffers]
+        return [a for a in held if isinstance(a, mx.array)] + of_states
 
     @property
     def capacity(self) -> int:
         """T, the number of slots of each sequence."""
-        return next((layer.capacity for layer in self.attention), 0)
+        return self.attention[0].capacity if self.attention else 0
 
     @property
     def _moves(self) -> mx.array | None:
         """The slots of the last tree's nodes; None if no path is pending, or it is in its slots."""
-        nodes = next((layer.tree_keys for layer in self.attention), None)
+        nodes = self.attention[0].tree_keys if self.attention else None
         return None if self.pending is None or nodes is None else self.pending.moves(nodes.shape[2])
 
     @property

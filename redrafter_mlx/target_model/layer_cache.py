@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, cast
 
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
@@ -121,6 +121,7 @@ class Pending:
         return (self.length[:, None] + depths)[:, None, :, None]
 
 
+Buffers = tuple[mx.array | None, mx.array | None, mx.array | None, mx.array | None]
 LayerBuffers = tuple[object, ...]
 """The buffers of one layer: its arrays, None where it has none, or tuples of them."""
 
@@ -134,6 +135,7 @@ class LayerCache:
                      after a chain, whose nodes are already in their slots
 
     plan:    of the next call
+    buffers: keys, values, tree_keys, tree_values
     offset:  the rotary position(s) of its query rows, an int or an array
     windows: sizes of the sliding windows that the model asked masks for
 
@@ -145,10 +147,7 @@ class LayerCache:
         self.plan: LayerPlan | None = None
         self.offset: int | mx.array = 0
         self.windows: frozenset[int] = frozenset()
-        self.keys: mx.array | None = None
-        self.values: mx.array | None = None
-        self.tree_keys: mx.array | None = None
-        self.tree_values: mx.array | None = None
+        self.buffers: LayerBuffers = (None,) * 4
 
     def make_mask(
         self, n: int, return_array: bool = False, window_size: int | None = None
@@ -175,36 +174,61 @@ class LayerCache:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write this call's keys and values [B, K, n, head size]; return all it may attend to."""
-        plan, old_keys, old_values = self.plan, self.keys, self.values
+        plan = self.plan
         assert plan is not None
+        old_keys, old_values, tree_keys, tree_values = cast("Buffers", self.buffers)
         B, K, n, size = keys.shape
         if old_keys is None or old_values is None:
             old_keys = mx.zeros((B, K, plan.capacity, size), keys.dtype)
             old_values = mx.zeros((*values.shape[:2], plan.capacity, values.shape[3]), values.dtype)
         if isinstance(plan, PromptSpan):
             # Not `old_keys[...] = keys`: that would change the array that a snapshot holds.
-            self.keys = mx.slice_update(old_keys, keys, plan.first, axes=(2,))
-            self.values = mx.slice_update(old_values, values, plan.first, axes=(2,))
-            return self.keys[:, :, : plan.extent], self.values[:, :, : plan.extent]
+            all_keys = mx.slice_update(old_keys, keys, plan.first, axes=(2,))
+            all_values = mx.slice_update(old_values, values, plan.first, axes=(2,))
+            self.buffers = all_keys, all_values, tree_keys, tree_values
+            return all_keys[:, :, : plan.extent], all_values[:, :, : plan.extent]
         if plan.moves is not None:
-            assert self.tree_keys is not None
-            assert self.tree_values is not None
-            old_keys = mx.put_along_axis(old_keys, plan.moves, self.tree_keys, axis=2)
-            old_values = mx.put_along_axis(old_values, plan.moves, self.tree_values, axis=2)
+            assert tree_keys is not None
+            assert tree_values is not None
+            old_keys = mx.put_along_axis(old_keys, plan.moves, tree_keys, axis=2)
+            old_values = mx.put_along_axis(old_values, plan.moves, tree_values, axis=2)
         if n > 1:
             keys, values = _finite_drafts(keys, values)
-        self.tree_keys, self.tree_values = (keys, values) if plan.keep else (None, None)
         # In place, if nothing else refers to the buffer: one kernel, where a slice takes two.
-        self.keys = mx.put_along_axis(old_keys, plan.slots, keys, axis=2)
-        self.values = mx.put_along_axis(old_values, plan.slots, values, axis=2)
-        return self.keys[:, :, : plan.extent], self.values[:, :, : plan.extent]
+        all_keys = mx.put_along_axis(old_keys, plan.slots, keys, axis=2)
+        all_values = mx.put_along_axis(old_values, plan.slots, values, axis=2)
+        kept = (keys, values) if plan.keep else (None, None)
+        self.buffers = all_keys, all_values, *kept
+        return all_keys[:, :, : plan.extent], all_values[:, :, : plan.extent]
 
-    def prepare(self, plan: LayerPlan) -> None:
-        """Set the plan of the next call, and grow the buffers for it."""
-        self.plan, self.offset = plan, plan.offset
-        if self.keys is not None and self.values is not None and self.capacity < plan.capacity:
-            self.keys = grown(self.keys, plan.capacity)
-            self.values = grown(self.values, plan.capacity)
+    def grow(self, capacity: int) -> None:
+        """Grow the buffers to at least so many slots."""
+        if self.keys is not None and self.values is not None and self.capacity < capacity:
+            self.buffers = grown(self.keys, capacity), grown(self.values, capacity), *self._tree
+
+    @property
+    def keys(self) -> mx.array | None:
+        return cast("Buffers", self.buffers)[0]
+
+    @keys.setter
+    def keys(self, keys: mx.array | None) -> None:
+        self.buffers = keys, *self.buffers[1:]
+
+    @property
+    def values(self) -> mx.array | None:
+        return cast("Buffers", self.buffers)[1]
+
+    @values.setter
+    def values(self, values: mx.array | None) -> None:
+        self.buffers = self.keys, values, *self._tree
+
+    @property
+    def tree_keys(self) -> mx.array | None:
+        return self._tree[0]
+
+    @property
+    def _tree(self) -> tuple[mx.array | None, mx.array | None]:
+        return cast("Buffers", self.buffers)[2:]
 
     @property
     def capacity(self) -> int:
@@ -212,19 +236,9 @@ class LayerCache:
         return 0 if self.keys is None else self.keys.shape[2]
 
     @property
-    def buffers(self) -> LayerBuffers:
-        """Keys, values, tree keys, tree values."""
-        return self.keys, self.values, self.tree_keys, self.tree_values
-
-    @buffers.setter
-    def buffers(self, given: LayerBuffers) -> None:
-        self.keys, self.values, self.tree_keys, self.tree_values = given  # type: ignore[assignment]
-
-    @property
     def arrays(self) -> list[mx.array]:
         """All arrays that it holds."""
-        held = (self.keys, self.values, self.tree_keys, self.tree_values)
-        return [a for a in held if a is not None]
+        return [a for a in cast("Buffers", self.buffers) if a is not None]
 
     @property
     def used(self) -> bool:
@@ -267,11 +281,12 @@ class LayerCache:
 
     def move(self, slots: mx.array) -> None:
         """Write the last tree's nodes to their slots [B, 1, M, 1], and drop them."""
-        if self.keys is not None and self.values is not None and self.tree_keys is not None:
-            assert self.tree_values is not None
-            self.keys = mx.put_along_axis(self.keys, slots, self.tree_keys, axis=2)
-            self.values = mx.put_along_axis(self.values, slots, self.tree_values, axis=2)
-        self.tree_keys = self.tree_values = None
+        keys, values, tree_keys, tree_values = cast("Buffers", self.buffers)
+        if keys is not None and values is not None and tree_keys is not None:
+            assert tree_values is not None
+            keys = mx.put_along_axis(keys, slots, tree_keys, axis=2)
+            values = mx.put_along_axis(values, slots, tree_values, axis=2)
+        self.buffers = keys, values, None, None
 
 
 def _finite_drafts(keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:

@@ -28,6 +28,7 @@ class StateCache:
 
     def __init__(self, recurrences: Recurrences) -> None:
         self.plan: LayerPlan | None = None
+        self.offset: int | mx.array = 0  # which no mixer reads
         self.recurrences = [*recurrences]
         self.states: list[mx.array | None] = [None] * len(recurrences)
         self.tapes: list[Tape | None] = [None] * len(recurrences)
@@ -61,9 +62,9 @@ class StateCache:
         self.tapes[self._next] = tape
         self._next += 1
 
-    def prepare(self, plan: LayerPlan) -> None:
-        """Set the plan of the next call."""
-        self.plan, self._next = plan, 0
+    def begin(self, plan: LayerPlan) -> None:
+        """Begin a call, whose plan is set."""
+        self._next = 0
         self._accepted = plan.accepted if isinstance(plan, TreePlan) else None
 
     def commit(self, accepted: AcceptedPath) -> None:
