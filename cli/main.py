@@ -25,6 +25,7 @@ from redrafter_mlx.cli import (
 from redrafter_mlx.cli.bench import command as bench
 from redrafter_mlx.cli.bench import serve as bench_serve
 from redrafter_mlx.cli.chat import command as chat
+from redrafter_mlx.cli.launch import command as launch
 from redrafter_mlx.cli.terminal import (
     INTERRUPTED,
     check_text,
@@ -86,6 +87,7 @@ def _root(
 app.command("generate")(generate.command)
 app.command("chat")(chat.command)
 app.command("serve")(serve.command)
+app.command("launch")(launch.command)
 app.command("pull")(models.pull)
 app.command("list")(models.list_all)
 app.command("show")(models.show)

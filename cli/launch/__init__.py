@@ -1,0 +1,1 @@
+"""Starting coding agents on a server of ours."""

@@ -1,0 +1,127 @@
+"""The server that an agent uses: one that runs already, or one that is started for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+
+from redrafter_mlx.bench.measure.load_client import Server
+from redrafter_mlx.cli.launch.agents import KEY_VARIABLE, Served
+from redrafter_mlx.errors import BadInputError, ServerError
+
+_HOST = "127.0.0.1"
+_POLL_SECONDS = 0.2
+_ANSWER_SECONDS = 10
+_END_SECONDS = 10
+
+
+@contextlib.contextmanager
+def served(
+    port: int,
+    model: str | None,
+    api_key: str | None,
+    options: Sequence[str],
+    note: Callable[[str], None],
+) -> Iterator[Served]:
+    """Yield the server at a port of this machine; start one for the time if none listens there.
+
+    Args:
+      model:   that the server must serve; None takes what it serves
+      options: of `redrafter-mlx serve`, for a server that is started
+      note:    shows one line to the user
+    Raises:
+      BadInputError: the server there serves another model
+      ServerError:   it cannot be used, or the one that was started ended
+    """
+    if _state(port) is not None:
+        while _state(port) is False:
+            time.sleep(_POLL_SECONDS)
+        found = _model_at(port, api_key)
+        if model not in (None, found.model):
+            raise BadInputError(
+                f"the server at {found.url} serves {found.model}, not {model}; leave out --model, "
+                f"or start another server with --port"
+            )
+        note(f"using the server at {found.url}, which serves {found.model}")
+        yield found
+        return
+    with _started(port, api_key, options, note):
+        yield _model_at(port, api_key)
+
+
+def _state(port: int) -> bool | None:
+    """Return whether the server at a port is ready; None if there is none."""
+    connection = HTTPConnection(_HOST, port, timeout=_ANSWER_SECONDS)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except ConnectionRefusedError:
+        return None
+    except (OSError, HTTPException) as error:
+        raise ServerError(f"what listens at port {port} is no server of ours: {error}") from None
+    finally:
+        connection.close()
+
+
+def _model_at(port: int, api_key: str | None) -> Served:
+    """Return the model of a running server; raises ServerError if it is not one of ours."""
+    url = f"http://{_HOST}:{port}"
+    entry = Server(f"{url}/v1", None, api_key).models()[0]
+    if entry.get("owned_by") != "redrafter-mlx":
+        raise ServerError(f"the server at {url} is not redrafter-mlx; choose another --port")
+    context = entry.get("max_model_len")
+    return Served(url, str(entry["id"]), context if isinstance(context, int) else None, api_key)
+
+
+@contextlib.contextmanager
+def _started(
+    port: int, api_key: str | None, options: Sequence[str], note: Callable[[str], None]
+) -> Iterator[None]:
+    """Run a server whose log is a file, and end it at last; raises ServerError if it ends itself.
+
+    Ctrl-C does not reach it: it is the agent's.
+    """
+    descriptor, name = tempfile.mkstemp(prefix="redrafter-mlx-", suffix=".log")
+    log = Path(name)
+    environment = dict(os.environ) if api_key is None else {**os.environ, KEY_VARIABLE: api_key}
+    with os.fdopen(descriptor, "wb") as written:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "redrafter_mlx.cli.main",
+                "serve",
+                "--port",
+                str(port),
+                *options,
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=written,
+            stderr=written,
+            start_new_session=True,
+            env=environment,
+        )
+    try:
+        note(f"starting a server; its log is {log}")
+        while _state(port) is not True:
+            if process.poll() is not None:
+                lines = log.read_text("utf-8", "replace").strip().splitlines()
+                why = lines[-1].removeprefix("error: ") if lines else "it said nothing"
+                raise ServerError(f"the server ended: {why}")
+            time.sleep(_POLL_SECONDS)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        log.unlink(missing_ok=True)
