@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import abc
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 
@@ -19,6 +19,9 @@ from redrafter_mlx.target_model.kv_cache import SPARE_STEP, planned_capacity
 
 Ended = list[tuple[Sequence, SequenceCache]]
 """Sequences that have left a batch, each with its cache, ready to be kept."""
+
+
+_UNLIMITED = 2**30
 
 
 class BuiltStep(NamedTuple):
@@ -99,6 +102,7 @@ class BuiltStep(NamedTuple):
     def ended(self, drafter: Drafter | None) -> Ended:
         """Return the sequences that have ended, each with a cache for it alone."""
         ended: Ended = []
+        self._end_at_texts()
         for b, sequence in self.with_status(Status.FINISHED):
             cache = self.state.cache
             if len(self.sequences) > 1:
@@ -106,6 +110,20 @@ class BuiltStep(NamedTuple):
                 _compute_copy(cache)
             ended.append((sequence, cache))
         return ended
+
+    def _end_at_texts(self) -> None:
+        """Commit recurrent states no further than the texts that have ended, if they can be.
+
+        Their sequences are told how many tokens the states have read.
+        """
+        target, finished = self.state.cache.target, self.with_status(Status.FINISHED)
+        if target.states and finished:
+            most = [_UNLIMITED] * len(self.sequences)
+            for b, sequence in finished:
+                most[b] = sequence.kept_length
+            lengths = cast("list[int]", target.end_at(self.state.length, most).tolist())
+            for b, sequence in finished:
+                sequence.committed = lengths[b]
 
 
 def _compute_copy(cache: SequenceCache) -> None:

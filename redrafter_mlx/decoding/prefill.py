@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from redrafter_mlx.decoding.checkpoints import stops
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.drafting.interface import Drafter, Features, Seen
 from redrafter_mlx.target_model.model import Target
@@ -40,6 +41,7 @@ class Prefill:
         self._start, self._length = start, len(prompts[0])
         self._tokens = mx.array([[*prompt[start:], 0] for prompt in prompts], mx.int32)
         self.cache, self.position, self.left = cache, start, self._length - start
+        self._stops = stops(start, self._length, cache.parted) if target.states else []
 
     @property
     def begun(self) -> bool:
@@ -47,14 +49,19 @@ class Prefill:
         return self.position > self._start
 
     def read(self, most: int) -> None:
-        """Submit the next chunk, at most `most` tokens."""
+        """Submit the next chunk, at most `most` tokens, up to the next checkpoint."""
         at, P = self.position - self._start, min(most, self.left)
+        if self._stops:
+            P = min(P, self._stops[0] - self.position)
         hidden = self._target.append(
             self._tokens[:, at : at + P], self.cache.target, self.position, self._length
         )
         self._show(at, hidden)
         self.position += P
         self.left -= P
+        if self.position in self._stops:
+            self._stops.remove(self.position)
+            self.cache.keep_states(self.position)
         last = []
         if not self.left:  # those of earlier chunks are not computed
             self.hidden = hidden[:, -1:]

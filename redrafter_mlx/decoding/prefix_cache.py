@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from redrafter_mlx.decoding.checkpoints import CHANGED_END, merged
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.drafting.interface import Drafter
 
@@ -17,17 +19,14 @@ Tokens = NDArray[np.int64]
 _MAX_BUFFERS = 100_000
 """Maximum number of buffers of all texts. Metal's allocator refuses more than about 499,000."""
 
-_CHANGED_END = 8
-"""Maximum number of tokens at the end of a prompt that the next turn's prompt may not repeat."""
 
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Kept:
     """A text and the cache of its positions, whose arrays are shared and never written.
 
     remembered: number of positions that the drafter's memory holds, or can be given again
     prompt:     number of the text's first tokens that were its prompt, the others its answer
-    nbytes:     of the cache
+    nbytes:     of the cache, checkpoints included
     buffers:    number of the cache's arrays
     """
 
@@ -37,6 +36,16 @@ class Kept:
     prompt: int
     nbytes: int
     buffers: int
+
+    def inherit(self, other: Kept) -> None:
+        """Take over the checkpoints of a text that begins with this one, or this one with it."""
+        mine = self.cache.checkpoints[0]
+        n, both = len(self.tokens), merged([*mine, *other.cache.checkpoints[0]])
+        both = tuple(each for each in both if each.position <= n)
+        self.nbytes += sum(c.nbytes for c in both) - sum(c.nbytes for c in mine)
+        self.buffers += sum(c.buffers for c in both) - sum(c.buffers for c in mine)
+        self.cache.checkpoints = [both]
+        mx.async_eval([each.states for each in both])
 
     def covers(self, other: Kept, shared: int) -> bool:
         """Whether this text makes the other one redundant; `shared`: length of their prefix."""
@@ -49,7 +58,7 @@ class Kept:
         the other's prompt, which opened the reasoning.
         """
         changed = other.prompt - shared
-        same_turn = changed <= min(_CHANGED_END, other.prompt // _CHANGED_END)
+        same_turn = changed <= min(CHANGED_END, other.prompt // CHANGED_END)
         return same_turn and shared < self.prompt and self._remembers(other, shared)
 
     def _remembers(self, other: Kept, shared: int) -> bool:
@@ -62,6 +71,7 @@ class PrefixCache:
     The target's and the drafter's state are kept together. A cache that is handed out shares the
     entry's arrays until it is written to: MLX copies a buffer that has another reference.
 
+    nbytes: of all texts
     nbytes: of all texts
     added:  number of texts that were ever kept
     """
@@ -81,6 +91,10 @@ class PrefixCache:
         """
         best, most = self._best(prompt, drafter)
         return None if best is None else (best.cache.reused(prompt[:most], drafter), most)
+
+    def longest_shared(self, prompt: Sequence[int]) -> int:
+        """Return the length of the longest prefix that a text shares with the prompt."""
+        return max((common_prefix(entry.tokens, prompt) for entry in self._entries), default=0)
 
     def touch(self, prompt: Sequence[int], drafter: Drafter | None) -> None:
         """Drop the text that `take` would use only after all others."""
@@ -108,6 +122,9 @@ class PrefixCache:
         if drafter is not None:
             cache.memory = drafter.cut(cache.memory, n)
         prompt = n if prompt is None else min(prompt, n)
+        if cache.target.states:
+            cache.target.flush()
+            cache.keep_states(n)  # for a text that holds this one, too
         new = Kept(text, cache, remembered, prompt, *cache.trimmed_size(n))
         if not self._make_room(new):
             return None
@@ -140,6 +157,7 @@ class PrefixCache:
             if drafter is not None and _reads_features(drafter):
                 # It remembers each position together with the token after it.
                 known = min(common - 1, len(wanted) - 1, entry.remembered)
+            known = entry.cache.reusable(len(entry.tokens), known)
             if known > 0 and known >= most:
                 best, most = entry, known
         if best is not None:
@@ -150,7 +168,15 @@ class PrefixCache:
     def _make_room(self, new: Kept) -> bool:
         """Drop what a new text makes redundant, and what is too much; False if it is not kept."""
         shared = {other: common_prefix(other.tokens, new.tokens) for other in self._entries}
-        covered = any(other.covers(new, n) for other, n in shared.items())
+        covered = False
+        for other, n in shared.items():
+            if other.covers(new, n):
+                self._count(other, -1)
+                other.inherit(new)
+                self._count(other)
+                covered = True
+            elif new.covers(other, n):
+                new.inherit(other)
         if covered or new.nbytes > self._max_bytes:
             return False
         most = max(shared.values(), default=0)
@@ -163,13 +189,15 @@ class PrefixCache:
     def _add(self, new: Kept) -> None:
         self._entries.append(new)
         self.added += 1
-        self.nbytes += new.nbytes
-        self._buffers += new.buffers
+        self._count(new)
 
     def _drop(self, entry: Kept) -> None:
         self._entries.remove(entry)
-        self.nbytes -= entry.nbytes
-        self._buffers -= entry.buffers
+        self._count(entry, -1)
+
+    def _count(self, entry: Kept, times: int = 1) -> None:
+        self.nbytes += times * entry.nbytes
+        self._buffers += times * entry.buffers
 
 
 def common_prefix(a: Sequence[int] | Tokens, b: Sequence[int] | Tokens) -> int:

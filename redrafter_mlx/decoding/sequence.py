@@ -49,6 +49,11 @@ class Sequence:
     last_token: int = -1
 
     @property
+    def kept_length(self) -> int:
+        """Number of tokens in the cache that its text has, once it has ended."""
+        return self.committed
+
+    @property
     def ends_next(self) -> bool:
         """Whether it is known to end with its next token."""
         return False

@@ -8,10 +8,12 @@ from typing import TypeAlias, cast
 
 import mlx.core as mx
 
+from redrafter_mlx.decoding.checkpoints import Checkpoint, merged
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
 from redrafter_mlx.target_model.cache_slots import concatenate_padded
 from redrafter_mlx.target_model.kv_cache import Snapshot, TreeCache
 from redrafter_mlx.target_model.layer_cache import LayerBuffers
+from redrafter_mlx.target_model.recurrent.state_cache import States
 
 Arrays: TypeAlias = "tuple[Arrays | mx.array | None, ...]"
 """The arrays of a cache, nested as it holds them."""
@@ -40,11 +42,15 @@ class SequenceCache:
       remembered: [B] int32, number of positions, from the first on, that `memory` holds
 
     missed: the positions after those, which the drafter is given before it drafts again
+    checkpoints: of the recurrent states of each sequence, in order of their positions
+    parted: number of tokens that the sequence's prompt shares with an earlier one
     """
 
     def __init__(self, target: TreeCache, memory: Memory, batch: int) -> None:
         self.target = target
         self.memory = memory
+        self.checkpoints: list[tuple[Checkpoint, ...]] = [()] * batch
+        self.parted = 0
         self.remembered = mx.zeros((batch,), mx.int32)
         self.missed: tuple[Seen, ...] = ()
 
@@ -97,6 +103,7 @@ class SequenceCache:
             memory = drafter.cut(memory, slots)
         taken = SequenceCache(self.target.take(index, slots), take_rows(memory, index), len(rows))
         taken.remembered = self.remembered[index]
+        taken.checkpoints = [self.checkpoints[b] for b in rows]
         taken.missed = tuple(seen.take(index) for seen in self.missed)
         return taken
 
@@ -109,7 +116,21 @@ class SequenceCache:
         remembered = mx.concatenate([cache.remembered for cache in caches])
         whole = cls(target, memory, remembered.size)
         whole.remembered = remembered
+        whole.checkpoints = [each for cache in caches for each in cache.checkpoints]
         return whole
+
+    def keep_states(self, position: int) -> None:
+        """Keep the recurrent states of one sequence, of which `position` tokens are read."""
+        if self.target.states and self.target.has_checkpoints and len(self.checkpoints) == 1:
+            new = Checkpoint(position, self.target.current_states())
+            self.checkpoints = [merged([*self.checkpoints[0], new])]
+
+    def reusable(self, length: int, known: int) -> int:
+        """Return how many of a text's first `known` tokens can be reused, of `length` in all."""
+        if not self.target.states or known == length:
+            return known
+        at = [each.position for each in self.checkpoints[0] if each.position <= known]
+        return max(at, default=0)
 
     def trim(self, length: int) -> None:
         """Keep only the first positions of one text, computed, in target buffers of just that size.
@@ -118,16 +139,21 @@ class SequenceCache:
         drafter's memory must have been cut before.
         """
         self.target.trim(length)
+        self.checkpoints = [tuple(e for e in self.checkpoints[0] if e.position < length)]
+        self.keep_states(length)
         self.memory = _compact(self.memory)
         self.remembered = mx.minimum(self.remembered, length)
         self.missed = ()
-        mx.eval(self.of_drafter)
+        mx.eval(self.of_drafter, [each.states for each in self.checkpoints[0]])
 
     def trimmed_size(self, length: int) -> tuple[int, int]:
         """Return the bytes and the number of the buffers that `trim` leaves; computes nothing."""
         nbytes, count = self.target.trimmed_size(length)
         memory = list(_arrays(self.memory))
-        return nbytes + sum(a.nbytes for a in memory), count + len(memory)
+        kept = [each for each in self.checkpoints[0] if each.position < length]
+        count += len(memory) + sum(each.buffers for each in kept)
+        nbytes += sum(a.nbytes for a in memory) + sum(each.nbytes for each in kept)
+        return nbytes, count
 
     def reused(self, tokens: Sequence[int], drafter: Drafter | None) -> SequenceCache:
         """Return a cache for a text that begins with `tokens`; this cache holds their positions.
@@ -137,7 +163,10 @@ class SequenceCache:
         memory that does not cover every position belongs to the other text, and begins empty.
         """
         memory = () if drafter is None else drafter.empty(1)
-        cache = SequenceCache(self.target.shared(len(tokens)), memory, 1)
+        kept = tuple(each for each in self.checkpoints[0] if each.position <= len(tokens))
+        states = kept[-1].states if kept and kept[-1].position == len(tokens) else None
+        cache = SequenceCache(self.target.shared(len(tokens), states), memory, 1)
+        cache.checkpoints = [kept]
         if drafter is None or not drafter.features.every_position:
             return cache
         known = min(cast(int, self.remembered.item()), len(tokens))
@@ -156,14 +185,17 @@ class SequenceCache:
     @property
     def arrays(self) -> Arrays:
         """All arrays of a cache that was trimmed, nested; `holding` is the inverse."""
-        return (cast("Arrays", tuple(self.target.layer_buffers)), self.memory)
+        kept = tuple((mx.array(each.position), each.states) for each in self.checkpoints[0])
+        return (cast("Arrays", tuple(self.target.layer_buffers)), self.memory, kept)
 
     def holding(self, arrays: Arrays, remembered: int) -> SequenceCache:
         """Return this new cache with the arrays of another one of its form."""
-        layers, memory = arrays
+        layers, memory, kept = cast("tuple[Arrays, Arrays, tuple[Arrays, ...]]", arrays)
         self.target.layer_buffers = cast("tuple[LayerBuffers, ...]", layers)
         self.memory = cast("Memory", memory)
         self.remembered = mx.array([remembered], mx.int32)
+        found = cast("tuple[tuple[mx.array, States], ...]", kept)
+        self.checkpoints = [tuple(Checkpoint(cast(int, at.item()), s) for at, s in found)]
         return self
 
     @property

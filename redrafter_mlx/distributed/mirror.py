@@ -25,7 +25,7 @@ from redrafter_mlx.errors import MismatchError
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.kv_cache import Snapshot, TreeCache
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.target_model.recurrent.state_cache import Recurrences
+from redrafter_mlx.target_model.recurrent.state_cache import Recurrences, States
 
 
 class Mirror:
@@ -84,6 +84,8 @@ class _MirroredSnapshot(Snapshot):
 class MirroredCache(TreeCache):
     """A cache that records the origin of its contents; see TreeCache."""
 
+    has_checkpoints = False
+
     def __init__(
         self, n_layers: int, states: Mapping[int, Recurrences], mirror: Mirror, origin: Origin
     ) -> None:
@@ -115,7 +117,8 @@ class MirroredCache(TreeCache):
         whole = TreeCache.joined(caches)  # flushes them
         return mine[0]._with(whole, Made("join", tuple(each.origin for each in mine)))
 
-    def shared(self, slots: int) -> MirroredCache:
+    def shared(self, slots: int, states: States | None = None) -> MirroredCache:
+        assert states is None, "other ranks have no checkpoints"
         return self._with(super().shared(slots), Made("share", (self.origin,), slots=slots))
 
     def trim(self, slots: int) -> None:

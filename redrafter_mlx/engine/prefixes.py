@@ -65,7 +65,10 @@ class Prefixes:
         if request.options.cache_prompt:
             self._load(answer)
             found = self.cache.take(request.prompt, decoder.drafter)
-        return found or (decoder.new_cache(), 0)
+        cache, start = found or (decoder.new_cache(), 0)
+        if decoder.target.states:
+            cache.parted = self.cache.longest_shared(request.prompt)
+        return cache, start
 
     def touch(self, answer: Answer) -> None:
         """Drop the text that an answer needs only after all others; searched once for it."""
@@ -79,8 +82,11 @@ class Prefixes:
         self.keep(answer, answer.prefill.cache, answer.request.prompt[: answer.prefill.position])
 
     def keep_answer(self, answer: Answer, cache: SequenceCache) -> None:
-        """Keep the cache of an answer that has ended, whose last token was never read."""
-        self.keep(answer, cache, [*answer.request.prompt, *answer.text.tokens[:-1]])
+        """Keep the cache of an answer that has ended, whose last token was not read, or in vain."""
+        text = [*answer.request.prompt, *answer.text.tokens]
+        read = answer.committed if answer.decoder.target.states else answer.kept_length
+        if read <= len(text):
+            self.keep(answer, cache, text[:read])
 
     def keep(self, answer: Answer, cache: SequenceCache, tokens: Sequence[int]) -> None:
         """Keep an answer's cache, which is not used any more, for prompts that share a prefix.
@@ -89,7 +95,7 @@ class Prefixes:
         kept. Others read the tokens again if they draft for such a prompt.
         """
         drafter = answer.decoder.drafter
-        if not (answer.request.options.cache_prompt and tokens) or answer.decoder.target.states:
+        if not (answer.request.options.cache_prompt and tokens):
             return
         try:
             if drafter is not None and drafter.features.any:
@@ -120,8 +126,6 @@ class Prefixes:
         compared once.
         """
         one, other = answer.request, reading.request
-        if answer.decoder.target.states:
-            return
         if not (one.options.cache_prompt and other.options.cache_prompt):
             return
         if answer.decoder.drafter is not reading.decoder.drafter:
@@ -148,5 +152,8 @@ class Prefixes:
                     tokens, drafter = answer.request.prompt[:stop], answer.decoder.drafter
                     if drafter is not None and drafter.features.any:
                         answer.prefill.cache.catch_up(drafter)
-                    copy = answer.prefill.cache.reused(tokens, drafter)
-                    self.cache.keep(copy, tokens, drafter)
+                    cache = answer.prefill.cache
+                    if stop == answer.prefill.position:
+                        cache.keep_states(stop)
+                    if cache.reusable(answer.prefill.position, stop) == stop:
+                        self.cache.keep(cache.reused(tokens, drafter), tokens, drafter)

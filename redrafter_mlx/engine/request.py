@@ -115,6 +115,11 @@ class Answer(Sequence):
         return self.text.ends_next
 
     @property
+    def kept_length(self) -> int:
+        # The last token was emitted, and never read.
+        return len(self.request.prompt) + max(len(self.text.tokens) - 1, 0)
+
+    @property
     def awaits_prefix(self) -> bool:
         """Whether it waits until another answer has read a prefix of its prompt."""
         if self.awaited_prefix is None:

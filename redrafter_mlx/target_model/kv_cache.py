@@ -9,7 +9,7 @@ A write after attention, to move the path to its slots at once, would copy every
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -27,7 +27,7 @@ from redrafter_mlx.target_model.layer_cache import (
 )
 from redrafter_mlx.target_model.masks import attention_mask, chain_mask
 from redrafter_mlx.target_model.recurrent.interface import AcceptedPath, TreeNodes
-from redrafter_mlx.target_model.recurrent.state_cache import Recurrences, StateCache
+from redrafter_mlx.target_model.recurrent.state_cache import Recurrences, StateCache, States
 
 CAPACITY_STEP = 256
 """Buffers grow in steps of this many slots, so that they are rarely copied."""
@@ -58,7 +58,10 @@ class TreeCache:
     states:    of the layers that keep a recurrent state, by index
     attention: the layers that keep keys and values
     recurrent: those that keep a recurrent state
+    has_checkpoints: whether `shared` takes states of an earlier position
     """
+
+    has_checkpoints = True
 
     def __init__(self, n_layers: int, states: Mapping[int, Recurrences] | None = None) -> None:
         self.states = states or {}
@@ -220,10 +223,36 @@ class TreeCache:
         layers = zip(*(cache.layers for cache in caches), strict=True)
         return caches[0]._holding([first.joined(others) for first, *others in layers])
 
-    def shared(self, slots: int) -> TreeCache:
-        """Return the first slots of a flushed cache; the first write copies them, and no others."""
+    def shared(self, slots: int, states: States | None = None) -> TreeCache:
+        """Return the first slots of a flushed cache; the first write copies them, and no others.
+
+        states: after these slots; None if they are those of the whole cache
+        """
         assert self.pending is None, "flush() first"
-        return self._holding([layer.shared(slots) for layer in self.layers])
+        cache = self._holding([layer.shared(slots) for layer in self.layers])
+        for layer, those in zip(cache.recurrent, states or (), strict=states is not None):
+            layer.states = [*those]
+        return cache
+
+    def current_states(self) -> States:
+        """Return the states of a flushed cache after its last position."""
+        assert self.pending is None, "flush() first"
+        held = [[a for a in layer.states if a is not None] for layer in self.recurrent]
+        return tuple(map(tuple, held))
+
+    def end_at(self, length: mx.array, most: Sequence[int]) -> mx.array:
+        """Let pending paths end at these lengths, if they are longer; return the lengths [B].
+
+        The tree's root is always kept. Without a pending path, all lengths are as they are.
+
+        length: [B] int32, committed, pending paths included
+        """
+        if self.pending is None:
+            return length
+        roots = self.pending.length + 1
+        n_accepted = mx.clip(mx.array([*most], mx.int32) - roots, 0, self.pending.n_accepted)
+        self.pending = replace(self.pending, n_accepted=n_accepted)
+        return roots + n_accepted
 
     def _holding(self, buffers: Sequence[LayerBuffers]) -> TreeCache:
         cache = TreeCache(len(self.layers), self.states)

@@ -12,6 +12,9 @@ from redrafter_mlx.target_model.recurrent.interface import AcceptedPath, Recurre
 Recurrences = tuple[Recurrence | None, ...]
 """By index of a layer's states, what computes it; None if that is not known yet."""
 
+States = tuple[tuple[mx.array, ...], ...]
+"""By layer with a recurrent state, all its states."""
+
 
 class StateCache:
     """One layer's states, with the members that a mixer uses of mlx-lm's `ArraysCache`.
