@@ -50,8 +50,8 @@ def test_the_second_turn_of_a_conversation_reads_only_the_new_tokens(
     name: str, shape: dict[str, int]
 ) -> None:
     """Wherever in a step the answer ends."""
-    redrafter, prompt = engine(name), text(1000)
-    for n in (20, 21, 22, 23, 24):
+    redrafter, prompt = engine(name), text(1000 if name == "mamba2" else 100)
+    for n in (13, 14, 15):
         answer, _ = answered(redrafter, prompt, n, **shape)
         following = prompt + answer + text(30, seed=n)
         _, cached = answered(redrafter, following, 8, **shape)
@@ -62,24 +62,24 @@ def test_the_second_turn_of_a_conversation_reads_only_the_new_tokens(
 def test_an_edited_message_is_read_from_the_last_checkpoint_before_it(
     shape: dict[str, int],
 ) -> None:
-    redrafter, prompt = engine(), text(600)
+    redrafter, prompt = engine(), text(150)
     first, _ = answered(redrafter, prompt, **shape)
-    second = prompt + first + text(200, seed=1)
+    second = prompt + first + text(90, seed=1)
     answered(redrafter, second, **shape)
-    edited = prompt + first + text(200, seed=2)
+    edited = prompt + first + text(90, seed=2)
     assert answered(redrafter, edited, **shape)[1] == len(prompt) + len(first) - 1
     ended = second[:-3] + text(3, seed=3)  # as by a template that renders the end anew
     assert answered(redrafter, ended, **shape)[1] == len(second) - CHANGED_END
 
 
 def test_a_prefix_is_kept_where_two_prompts_were_seen_to_part() -> None:
-    redrafter, shared = engine(), text(300)
-    prompts = [shared + text(100, seed=i) for i in range(1, 4)]
-    assert [answered(redrafter, prompt)[1] for prompt in prompts] == [0, 0, 300]
+    redrafter, shared = engine(), text(120)
+    prompts = [shared + text(80, seed=i) for i in range(1, 4)]
+    assert [answered(redrafter, prompt)[1] for prompt in prompts] == [0, 0, 120]
 
 
 def test_a_cancelled_answer_and_prompt_are_kept_as_far_as_they_were_read() -> None:
-    redrafter, prompt = engine(), text(400)
+    redrafter, prompt = engine(), text(100)
     responses = redrafter.stream(prompt, max_tokens=50, beam_width=2, beam_length=4)
     tokens = [next(responses).token for _ in range(7)]
     responses.close()

@@ -11,6 +11,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx_lm.models import bailing_hybrid, bailing_moe_linear
+from mlx_lm.models.gated_delta import gated_delta_update
 
 from redrafter_mlx.target_model.recurrent.convolution import Convolution
 from redrafter_mlx.target_model.recurrent.fixed_decay import FixedDecay
@@ -122,11 +123,27 @@ def test_gated_delta_rule(vector: bool, options: dict[str, object], chain: bool)
             rest: tuple[mx.array, ...] = (A_log, dt_bias),
         ) -> tuple[mx.array, mx.array]:  # fmt: skip
             one = [x[row : row + 1, i : i + 1] for x in arrays]
-            out, after = GatedDelta.function(*one, *rest, before, **options)
+            out, after = gated_delta_update(*one, *rest, before, **options)
             return out, after
 
         given = (q, k, v, a, b, A_log, dt_bias, state)
         assert_equals_steps(GatedDelta(), parents, state, given, options, step)
+
+
+@pytest.mark.parametrize("vector", [False, True])
+def test_prompts_of_the_gated_delta_rule_are_read_as_by_mlx_lm(vector: bool) -> None:
+    """On a CPU as chains of nodes, the last of which may be short."""
+    mx.random.seed(2)
+    q, k = mx.random.normal((2, 2, 70, 4, 8))
+    k = k / mx.linalg.norm(k, axis=-1, keepdims=True)
+    v, b = mx.random.normal((2, 70, 4, 6)), mx.random.normal((2, 70, 4))
+    a = mx.random.normal((2, 70, 4, 8) if vector else (2, 70, 4))
+    A_log, dt_bias = mx.random.normal((4, 1) if vector else (4,)), mx.zeros(a.shape[2:])
+    want = gated_delta_update(q, k, v, a, b, A_log, dt_bias)
+    for got, expected in zip(
+        GatedDelta().function(q, k, v, a, b, A_log, dt_bias), want, strict=True
+    ):
+        close(got, expected, 1e-5)
 
 
 def test_gated_delta_rule_of_equal_keys_does_not_lose_its_digits() -> None:
@@ -140,7 +157,7 @@ def test_gated_delta_rule_of_equal_keys_does_not_lose_its_digits() -> None:
     def step(row: int, i: int, before: mx.array) -> tuple[mx.array, mx.array]:
         del row
         one = [x[:, i : i + 1] for x in (k, k, v, a, b)]
-        out, after = GatedDelta.function(*one, A_log, dt_bias, before)
+        out, after = gated_delta_update(*one, A_log, dt_bias, before)
         return out, after
 
     parents = random_parents(random.Random(0), 1, N, chain=True)

@@ -18,13 +18,26 @@ take fewer, but its terms cancel: those of 32 equal keys are as large as 1e8.) T
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.gated_delta import gated_delta_update
 
 from redrafter_mlx.speculation.constants import iota
 from redrafter_mlx.target_model.recurrent.decayed import committed, finite
-from redrafter_mlx.target_model.recurrent.interface import AcceptedPath, Recurrence, Tape, TreeNodes
+from redrafter_mlx.target_model.recurrent.interface import (
+    AcceptedPath,
+    Recurrence,
+    Tape,
+    TreeNodes,
+    chain_of,
+    whole_path,
+)
+
+_CHAIN = 32
+"""Tokens of a prompt that are read as one chain: longer ones take more products, shorter ones read
+the state more often."""
 
 
 class GatedDelta(Recurrence):
@@ -35,7 +48,41 @@ class GatedDelta(Recurrence):
       tape:  d [B, Hk, r, N, Dv], k [B, Hk, 1, N, Dk], G [B, Hk, r, N, 1 or Dk], float32
     """
 
-    function = staticmethod(gated_delta_update)
+    def function(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        a: mx.array,
+        b: mx.array,
+        A_log: mx.array,
+        dt_bias: mx.array,
+        state: mx.array | None = None,
+        mask: mx.array | None = None,
+        **options: Any,
+    ) -> tuple[mx.array, mx.array]:
+        """Call mlx-lm's function; without its kernel for Metal, read prompts as chains of nodes.
+
+        In place of that kernel, mlx-lm reads and writes the state once for every token.
+        """
+        B, T = q.shape[:2]
+        if T == 1 or mask is not None or mx.metal.is_available():
+            result: tuple[mx.array, mx.array] = gated_delta_update(
+                q, k, v, a, b, A_log, dt_bias, state, mask, **options
+            )
+            return result
+        if state is None:
+            state = mx.zeros((B, v.shape[2], v.shape[3], k.shape[3]))
+        outputs = []
+        for at in range(0, T, _CHAIN):
+            part = [x[:, at : at + _CHAIN] for x in (q, k, v, a, b)]
+            nodes = chain_of(B, part[0].shape[1])
+            (out, _), tape = self.on_tree(
+                nodes, *part, A_log=A_log, dt_bias=dt_bias, state=state, **options
+            )
+            state = self.commit(state, tape, whole_path(nodes))
+            outputs.append(out)
+        return mx.concatenate(outputs, axis=1), state
 
     def on_tree(
         self,

@@ -49,6 +49,8 @@ class TreeNodes:
 
         Not by a product of matrices, which TF32 would round.
         """
+        if self.is_chain:
+            return mx.cumsum(x, axis=1)
         mask = self.mask.reshape(*self.mask.shape, *[1] * (x.ndim - 2))
         return mx.sum(mx.where(mask, x[:, None], 0), axis=2)
 
@@ -110,6 +112,19 @@ class AcceptedPath:
             node = mx.take_along_axis(self._path, mx.clip(depth, 0, L - 1), axis=1)
             self._windows[size] = (size - 1) + mx.where(depth < 0, depth, node)
         return self._windows[size]
+
+
+def chain_of(batch: int, nodes: int) -> TreeNodes:
+    """Return chains of nodes, as a text is."""
+    depths = mx.broadcast_to(iota(nodes), (batch, nodes))
+    mask = mx.broadcast_to(iota(nodes)[:, None] >= iota(nodes), (batch, nodes, nodes))
+    return TreeNodes(mask, depths, nodes - 1, True)
+
+
+def whole_path(chain: TreeNodes) -> AcceptedPath:
+    """Return the path of all nodes of chains."""
+    B, N = chain.depths.shape
+    return AcceptedPath(chain.depths, mx.full((B,), N - 1, mx.int32))
 
 
 class Recurrence(ABC):
