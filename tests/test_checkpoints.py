@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
 from hybrids import hybrid_model
+from test_prompts_on_disk import ended
 from test_recurrent import up_to
 from tiny import byte_tokenizer, plain_tokens, random_drafter
 
@@ -17,6 +19,7 @@ from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.target_model.model import Target
 
 SHAPES: list[dict[str, int]] = [{"beam_width": 1, "beam_length": 1},
@@ -152,3 +155,22 @@ def test_a_session_of_a_hybrid_reads_each_turn_once(shape: BeamShape) -> None:
         if turn:
             new = responses[-1].prompt_tokens - responses[-1].cached_tokens
             assert new <= 12 * len("question ") + 60
+
+
+def test_checkpoints_are_there_after_a_restart(tmp_path: Path) -> None:
+    model, prompt = hybrid_model("qwen3_5", vocab_size=258, max_position_embeddings=4096), text(300)
+
+    def start() -> Redrafter:
+        drafter, options = random_drafter(vocab_size=258), EngineOptions(cache_dir=tmp_path / "c")
+        return Redrafter(model, byte_tokenizer(), drafter, engine=options)
+
+    first = start()
+    answer, _ = answered(first, prompt, 12, **SHAPES[1])
+    ended(first)
+    for following, cached in (
+        (prompt + answer + text(9, seed=1), len(prompt) + len(answer) - 1),
+        (prompt[:-4] + text(9, seed=2), len(prompt) - CHANGED_END),
+    ):
+        second = start()
+        assert answered(second, following, 8, **SHAPES[1])[1] == cached
+        ended(second)

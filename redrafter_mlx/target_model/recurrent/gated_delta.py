@@ -73,13 +73,12 @@ class GatedDelta(Recurrence):
             return result
         if state is None:
             state = mx.zeros((B, v.shape[2], v.shape[3], k.shape[3]))
-        outputs = []
+        outputs, given = [], (q, k, v, a, b)
         for at in range(0, T, _CHAIN):
-            part = [x[:, at : at + _CHAIN] for x in (q, k, v, a, b)]
+            part = [x[:, at : at + _CHAIN] for x in given]
             nodes = chain_of(B, part[0].shape[1])
-            (out, _), tape = self.on_tree(
-                nodes, *part, A_log=A_log, dt_bias=dt_bias, state=state, **options
-            )
+            q, k, v, a, b = part
+            (out, _), tape = self.on_tree(nodes, q, k, v, a, b, A_log, dt_bias, state, **options)
             state = self.commit(state, tape, whole_path(nodes))
             outputs.append(out)
         return mx.concatenate(outputs, axis=1), state
