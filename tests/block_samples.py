@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import mlx.core as mx
 import numpy as np
@@ -14,8 +15,8 @@ from eagle_samples import HEADS, INNER, KV_HEADS, LAYERS, VOCAB, Tensors
 from tiny import HIDDEN
 
 BASE = 10000.0
-MASK = 250
-"""The mask token."""
+MASK, RANK = 250, 12
+"""The mask token, and the rank of DSpark's correction."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Sample:
     first_row: that predicts
     causal, windows: of each layer
     outputs:   V'
+    markov:    DSpark's correction
+    copies:    whether it holds the target's embedding and output layer too, here random values
     """
 
     config: Mapping[str, object] = field(default_factory=dict)
@@ -44,6 +47,8 @@ class Sample:
     sinks: bool = False
     soft_cap: float | None = None
     scale: float = 1.0
+    markov: Literal["vanilla", "gated", "rnn"] | None = None
+    copies: bool = False
 
 
 def of_authors(more: Mapping[str, object] | None = None, **top: object) -> dict[str, object]:
@@ -92,6 +97,37 @@ SAMPLES = {
     "DFlash, speculators, the root predicts": Sample(
         of_speculators("dflash", sample_from_anchor=True), nested=True, first_row=0
     ),
+    "DSpark, DeepSpec": Sample(
+        {
+            "block_size": 6,
+            "mask_token_id": MASK,
+            "target_layer_ids": [1, 3, 4],
+            "markov_rank": RANK,
+            "layer_types": ["sliding_attention", "linear_attention"],  # of the target
+            "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": BASE},
+        },
+        first_row=0,
+        markov="vanilla",
+        copies=True,
+    ),
+    "DSpark, SpecForge": Sample(
+        of_authors({"projector_type": "dspark"}, markov_rank=RANK), first_row=0, markov="vanilla"
+    ),
+    "DSpark, causal and gated": Sample(
+        of_authors({"causal": True, "sample_from_anchor": False}, rope_is_neox_style=True),
+        causal=(True, True),
+        markov="gated",
+    ),
+    "DSpark, speculators": Sample(
+        of_speculators("dspark", sample_from_anchor=True),
+        nested=True,
+        first_row=0,
+        outputs=50,
+        markov="rnn",
+    ),
+    "DSpark, an older speculators": Sample(
+        of_speculators("dspark"), nested=True, outputs=50, markov="vanilla"
+    ),
 }
 
 
@@ -124,6 +160,20 @@ def random_tensors(sample: Sample, seed: int = 0) -> Tensors:
             layer["self_attn.attention_sink_bias"] = rng.normal(size=(HEADS,))
         tensors |= {f"layers.{i}.{name}": tensor for name, tensor in layer.items()}
     tensors["norm.weight"] = norm(H)
+    if sample.markov is not None:
+        tensors["markov_head.markov_w1.weight"] = rng.normal(size=(VOCAB, RANK))
+        tensors["markov_head.markov_w2.weight"] = matrix(sample.outputs, RANK)
+        tensors["confidence_head.proj.weight"] = matrix(1, H + RANK)
+        tensors["confidence_head.proj.bias"] = rng.normal(size=(1,))
+    more = {"gated": ("gate_proj", 1, 1), "rnn": ("joint_proj", 3, 2)}.get(sample.markov or "")
+    if more is not None:
+        name, outputs, inputs = more
+        weight = matrix(outputs * RANK, H + inputs * RANK)
+        tensors[f"markov_head.{name}.weight"] = weight
+        tensors[f"markov_head.{name}.bias"] = rng.normal(size=len(weight))
+    if sample.copies:
+        tensors["embed_tokens.weight"] = matrix(VOCAB, H)
+        tensors["lm_head.weight"] = matrix(VOCAB, H)
     if sample.outputs < VOCAB:
         tokens = np.sort(rng.permutation(VOCAB)[: sample.outputs])
         tensors["lm_head.weight"] = matrix(sample.outputs, H)
@@ -197,11 +247,32 @@ class Reference:
     def logits(self, features: np.ndarray, root: int) -> np.ndarray:
         """Return the logits [drafts, V'] of the rows that predict."""
         hidden = self.hidden(features, root, self.sample.rows)[self.sample.first_row :]
-        out = hidden @ self.tensors.get("lm_head.weight", self.head).T
+        own = self.sample.outputs < VOCAB
+        out = hidden @ (self.tensors["lm_head.weight"] if own else self.head).T
         if self.sample.soft_cap is None:
             return out
         out = out / 2  # its output_multiplier
         return np.tanh(out / self.sample.soft_cap) * self.sample.soft_cap
+
+    def corrected(self, features: np.ndarray, root: int, path: Sequence[int]) -> np.ndarray:
+        """Return DSpark's logits [V'] of the draft after the root and a path of drafts."""
+        weights = {
+            n: self.tensors.get(f"markov_head.{n}.weight") for n in ("gate_proj", "joint_proj")
+        }
+        rows = self.hidden(features, root, self.sample.rows)[self.sample.first_row :]
+        state = np.zeros(RANK)
+        for h, token in zip(rows, [root, *path], strict=False):
+            before = self.tensors["markov_head.markov_w1.weight"][token]
+            if weights["gate_proj"] is not None:
+                bias = self.tensors["markov_head.gate_proj.bias"]
+                before = sigmoid(weights["gate_proj"] @ [*h, *before] + bias) * before
+            if weights["joint_proj"] is not None:
+                bias = self.tensors["markov_head.joint_proj.bias"]
+                gate, new, out = np.split(weights["joint_proj"] @ [*state, *before, *h] + bias, 3)
+                state = sigmoid(gate) * state + (1 - sigmoid(gate)) * np.tanh(new)
+                before = np.tanh(out)
+        correction = self.tensors["markov_head.markov_w2.weight"] @ before
+        return self.logits(features, root)[len(path)] + correction
 
     def attention(self, context: np.ndarray, x: np.ndarray, i: int) -> np.ndarray:
         def projected(rows: np.ndarray, name: str) -> np.ndarray:
@@ -234,6 +305,10 @@ class Reference:
     def norm(self, x: np.ndarray, name: str) -> np.ndarray:
         scale = np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6)
         return x / scale * self.tensors[f"{name}.weight"]
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
 
 
 def rotated(x: np.ndarray, start: int) -> np.ndarray:

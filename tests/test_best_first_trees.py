@@ -1,4 +1,4 @@
-"""Trees of drafts from distributions that do not depend on one another, against all trees."""
+"""The likeliest nodes that a search finds, against those of all trees."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.level_drafter import IndependentLevels, NoisyLevels
-from redrafter_mlx.speculation.beam_search import beam_search
+from redrafter_mlx.speculation.beam_search import Levels, beam_search
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.speculation.sampling import Draws
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
@@ -32,14 +32,31 @@ def random_marginals(seed: int) -> np.ndarray:
     return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 
 
-def best_paths(marginals: np.ndarray, nodes: int) -> dict[Path, float]:
-    """Return the probabilities of the `nodes` likeliest paths after the root, of all that exist."""
-    every = {
-        path: float(np.exp(sum(marginals[depth, token] for depth, token in enumerate(path))))
-        for length in range(1, DEPTH + 1)
-        for path in product(range(V), repeat=length)
-    }
-    return dict(sorted(every.items(), key=lambda item: -item[1])[:nodes])
+class MarkovLevels(Levels):
+    """Levels that depend on the token before, by a table [DEPTH, V, V] of log-probabilities."""
+
+    def __init__(self, table: np.ndarray) -> None:
+        super().__init__(DraftVocabulary(V, V))
+        self._table, self._depth = mx.array(table, mx.float32), 0
+
+    def first(self) -> mx.array:
+        return self._table[0, ROOT][:, None]
+
+    def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
+        del parents
+        self._depth += 1
+        return self._table[self._depth, tokens]
+
+
+def best_paths(table: np.ndarray, root: int, nodes: int) -> set[Path]:
+    """Return the `nodes` likeliest paths after the root, of all that exist."""
+
+    def score(path: Path) -> float:
+        steps = zip((root, *path), path, strict=False)
+        return float(sum(table[depth, t, u] for depth, (t, u) in enumerate(steps)))
+
+    every = [path for n in range(1, DEPTH + 1) for path in product(range(V), repeat=n)]
+    return {*sorted(every, key=score)[-nodes:]}
 
 
 def paths_of(tree: TokenTree, row: int) -> set[Path]:
@@ -52,14 +69,21 @@ def paths_of(tree: TokenTree, row: int) -> set[Path]:
 
 @pytest.mark.parametrize("nodes", [2, 6, 13])
 @pytest.mark.parametrize("seed", range(3))
-def test_as_many_beams_as_drafts_give_the_best_tree_of_all(seed: int, nodes: int) -> None:
-    """It has the paths with the largest products, so that the most drafts are expected accepted."""
+@pytest.mark.parametrize("dependent", [False, True])
+def test_as_many_beams_as_drafts_give_the_best_tree_of_all(
+    dependent: bool, seed: int, nodes: int
+) -> None:
+    """It has the likeliest paths, so that of all trees the most drafts are expected accepted."""
     marginals = random_marginals(seed)
-    beams = beam_search(levels_of(marginals), ROOT, BeamShape(nodes - 1, DEPTH + 1, nodes))
-    tree = pack_beam(beams, nodes)
-    for row in range(B):
-        best = best_paths(marginals[row], nodes - 1)
-        assert paths_of(tree, row) == best.keys()
+    levels: Levels = levels_of(marginals)
+    tables = np.repeat(marginals[:, :, None], V, axis=2)
+    if dependent:
+        steps = np.random.default_rng(seed).normal(size=(DEPTH, V, V)) * 2
+        table = steps - np.log(np.exp(steps).sum(axis=-1, keepdims=True))
+        levels, tables = MarkovLevels(table), np.repeat(table[None], B, axis=0)
+    tree = pack_beam(beam_search(levels, ROOT, BeamShape(nodes - 1, DEPTH + 1, nodes)), nodes)
+    for row, root in enumerate(ROOT.tolist()):  # type: ignore[arg-type]
+        assert paths_of(tree, row) == best_paths(tables[row], root, nodes - 1)
 
 
 @pytest.mark.parametrize("noisy", [False, True])

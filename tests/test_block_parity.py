@@ -1,13 +1,14 @@
 """Block drafters' logits against those of other implementations, on random weights.
 
 Run with `-m parity`. Each comparison is skipped whose package is missing: dflash, which is the
-authors' own, mlx-vlm, and speculators with PyTorch (PyPI).
+authors' own, mlx-dspark, mlx-vlm, and speculators with PyTorch (PyPI).
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +36,28 @@ def model() -> nn.Module:
     return byte_model(num_hidden_layers=LAYERS, tie_word_embeddings=False)
 
 
-def compare(folder: Path, model: nn.Module, text: np.ndarray, features: Any, want: Any) -> None:
-    """Compare the logits [drafts, V'] after a text and its root, read in two pieces."""
+def compare(
+    folder: Path,
+    model: nn.Module,
+    text: np.ndarray,
+    features: Any,
+    want: Any,
+    path: Sequence[int] = (0,) * 9,
+) -> None:
+    """Compare the logits [drafts, V'] after a text, its root and the drafts of a path.
+
+    The text is read in two pieces.
+    """
     drafter = load(folder, Target(model))
     padded = np.concatenate([features, np.zeros((P, HIDDEN))], axis=1)
     memory = drafter.extend(drafter.empty(1), seen(text.tolist(), padded, 0, 7, 7))
     drafts = len(want)
     assert drafts == drafter.config.drafts
     levels = drafter.levels(memory, seen(text.tolist(), padded, 7, P - 7, P - 7), drafts)
-    rest = [levels.following(mx.array([[0]]), mx.array([[i]])) for i in range(1, drafts)]
-    got = np.array(mx.concatenate([levels.first(), *rest], axis=1)[0])
+    got_levels = [levels.first()]
+    for token in path[: drafts - 1]:
+        got_levels.append(levels.following(mx.array([[0]]), mx.array([[token]])))
+    got = np.array(mx.concatenate(got_levels, axis=1)[0])
     worst = np.abs(got - want).max() / want.std()
     print(f"{worst:.1e} of the logits' spread")
     assert worst < 1e-4
@@ -56,7 +69,11 @@ def random_text(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
     return rng.integers(0, VOCAB, P + 1), features
 
 
-OF_AUTHORS = [name for name in SAMPLES if "specul" not in name and "follow" not in name]
+OF_AUTHORS = [
+    name
+    for name, sample in SAMPLES.items()
+    if "specul" not in name and "follow" not in name and sample.markov is None
+]
 
 
 @pytest.mark.parametrize("name", OF_AUTHORS)
@@ -175,3 +192,42 @@ def blocks_of(theirs: Any, model: nn.Module, text: np.ndarray, features: np.ndar
             hidden, ids, anchors, torch.zeros((1, P + 9, HIDDEN)),
             torch.zeros((1, P + 9), dtype=torch.long), max_anchors=1,
         )  # fmt: skip
+
+
+PATH = [7, 201, 33, 90, 5]
+"""Drafts, each of which corrects the distribution of the next."""
+
+
+@pytest.mark.parametrize("name", ["DSpark, DeepSpec", "DSpark, SpecForge"])
+def test_mlx_dspark(name: str, model: nn.Module, tmp_path: Path) -> None:
+    theirs = pytest.importorskip("mlx_dspark.model", reason="pip install --no-deps mlx-dspark")
+    config = importlib.import_module("mlx_dspark.config").DSparkConfig
+    sample = SAMPLES[name]
+    tensors = random_tensors(sample)
+    tensors["embed_tokens.weight"] = np.array(model.model.embed_tokens.weight, np.float64)
+    tensors["lm_head.weight"] = np.array(model.lm_head.weight, np.float64)
+    folder = write_files(tmp_path / "d", sample, tensors)
+    drafter = theirs.DSparkDrafter(config.from_json(folder / "config.json"))
+    drafter.load_weights([(name, mx.array(t, mx.float32)) for name, t in tensors.items()])
+    text, features = random_text(sample)
+    caches = drafter.make_ctx_cache()
+    drafter.update_context(mx.array(features[None]), 0, caches)
+    block = mx.array([[int(text[P]), *[250] * (sample.rows - 1)]])
+    logits = drafter.compute_logits(drafter.backbone(drafter.embed(block), P, caches))
+    before = mx.array([int(text[P]), *PATH])
+    corrected = logits[0] + drafter.markov_head.step_bias(before)
+    compare(folder, model, text, features, np.array(corrected), PATH)
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+def test_dspark_of_speculators(kind: str, model: nn.Module, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="pip install torch")
+    pytest.importorskip("speculators", reason="pip install speculators")
+    theirs = speculators_model("dspark", "DSpark", {}, markov_rank=12, markov_head_type=kind)
+    theirs.save_pretrained(tmp_path / "d")
+    text, features = random_text(Sample(features=3))
+    hidden, logits = blocks_of(theirs, model, text, features)[:2]
+    with torch.no_grad():
+        before = torch.tensor([[int(text[P]), *PATH]])
+        bias = theirs.markov_head.block_bias(prev_token_ids=before, hidden_states=hidden)
+    compare(tmp_path / "d", model, text, features, (logits + bias)[0].numpy(), PATH)

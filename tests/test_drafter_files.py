@@ -149,8 +149,6 @@ UNSUPPORTED = {
     "DFlash 2": (
         {"num_hidden_layers": 5, "dflash_config": {}},
         {"hidden_norm.weight": (4,), "candidate_selector.successor_codebook": (4, 8)}),
-    "DSpark": (
-        {"num_hidden_layers": 5}, {"hidden_norm.weight": (4,), "markov_head.weight": (4, 8)}),
     "Hydra": ({"hydra_num_heads": 4}, {"0.0.linear.weight": (4, 8)}),
     "Kangaroo": (
         {"model_type": "llama", "num_hidden_layers": 1},

@@ -42,6 +42,7 @@ PUBLISHED = {
     "EAGLE, with a bias": "pytorch_model.bin",
     "DFlash, the authors'": "model.safetensors",
     "DFlash, speculators": "model.safetensors",
+    "DSpark, DeepSpec": "model.safetensors",
     "Medusa": "medusa_lm_head.pt",
     "MLP speculator": "model.safetensors",
 }

@@ -52,6 +52,7 @@ class KnownDrafter:
 
 
 _EAGLE3, _EAGLE, _MEDUSA, _DFLASH = "EAGLE-3", "EAGLE", "Medusa", "DFlash"
+_DSPARK = "DSpark"
 _MLP, _PARD = "MLP speculator", "PARD"
 _APACHE = "apache-2.0"
 _QWEN3_TOKEN = 2 * 151_936
@@ -60,7 +61,8 @@ _QWEN3_TOKEN = 2 * 151_936
 The sizes of RedHatAI's heads for Qwen3 follow from their tensors: a layer of the target's own
 dimensions whose attention reads twice its hidden size, fc [H, 3H], 32,000 rows of output layer,
 both vocabulary tables, and this embedding. Those of block drafters do too: five layers of the
-target's own dimensions, and fc [H, 5H].
+target's own dimensions, and fc [H, 5H]; in DeepSpec's also the target's embedding, its output layer
+and the correction's two matrices of rank 256.
 """
 _PARD_LLAMA = KnownDrafter("amd/PARD-Llama-3.2-1B", _PARD)
 _PARD_QWEN = KnownDrafter("amd/PARD-Qwen3-0.6B", _PARD)
@@ -100,6 +102,9 @@ KNOWN_DRAFTERS: dict[str, tuple[KnownDrafter, ...]] = {
     "qwen3-4b": (
         KnownDrafter("AngelSlim/Qwen3-4B_eagle3", _EAGLE3),
         KnownDrafter("deepseek-ai/eagle3_qwen3_4b_ttt7", _EAGLE3),
+        KnownDrafter("RedHatAI/Qwen3-4B-speculator.dspark", _DSPARK),
+        KnownDrafter("deepseek-ai/dspark_qwen3_4b_block7", _DSPARK, size=2_786_197_504,
+                     embedding=2 * _QWEN3_TOKEN * 2560),
         KnownDrafter("z-lab/Qwen3-4B-DFlash-b16", _DFLASH, size=1_074_790_400),
         _PARD_QWEN,
     ),
@@ -108,6 +113,10 @@ KNOWN_DRAFTERS: dict[str, tuple[KnownDrafter, ...]] = {
                      embedding=_QWEN3_TOKEN * 4096),
         KnownDrafter("AngelSlim/Qwen3-8B_eagle3", _EAGLE3),
         KnownDrafter("deepseek-ai/eagle3_qwen3_8b_ttt7", _EAGLE3),
+        KnownDrafter("mgoin/Qwen3-8B-speculator.dspark", _DSPARK),
+        KnownDrafter("deepseek-ai/dspark_qwen3_8b_block7", _DSPARK, size=4_742_053_888,
+                     embedding=2 * _QWEN3_TOKEN * 4096),
+        KnownDrafter("Dogacel/Qwen3-8B-DSpark", _DSPARK),
         KnownDrafter("z-lab/Qwen3-8B-DFlash-b16", _DFLASH, size=2_097_152_000),
         KnownDrafter("JetSpec/jetspec-qwen3-8b", _DFLASH, size=2_097_152_000),
         _PARD_QWEN,
@@ -117,12 +126,16 @@ KNOWN_DRAFTERS: dict[str, tuple[KnownDrafter, ...]] = {
                      embedding=_QWEN3_TOKEN * 5120),
         KnownDrafter("AngelSlim/Qwen3-14B_eagle3", _EAGLE3),
         KnownDrafter("deepseek-ai/eagle3_qwen3_14b_ttt7", _EAGLE3),
+        KnownDrafter("deepseek-ai/dspark_qwen3_14b_block7", _DSPARK, size=6_832_390_144,
+                     embedding=2 * _QWEN3_TOKEN * 5120),
         _PARD_QWEN,
     ),
     "qwen3-32b": (
         KnownDrafter("RedHatAI/Qwen3-32B-speculator.eagle3", _EAGLE3, size=3_121_274_856,
                      embedding=_QWEN3_TOKEN * 5120),
         KnownDrafter("AngelSlim/Qwen3-32B_eagle3", _EAGLE3),
+        KnownDrafter("deepseek-ai/dspark_qwen3_32b_block7", _DSPARK, size=8_405_254_144,
+                     embedding=2 * _QWEN3_TOKEN * 5120),
         _PARD_QWEN,
     ),
     "qwen3-30b-a3b": (KnownDrafter("JetSpec/jetspec-qwen3-30b-a3b", _DFLASH),),
@@ -134,6 +147,7 @@ KNOWN_DRAFTERS: dict[str, tuple[KnownDrafter, ...]] = {
     "gpt-oss-120b": (KnownDrafter("z-lab/gpt-oss-120b-DFlash", _DFLASH),),
     "gemma-4-12b-it": (KnownDrafter("z-lab/gemma4-12B-it-DFlash", _DFLASH),),
     "gemma-4-26b-a4b-it": (
+        KnownDrafter("makora-ai/gemma4-26b-a4b-dspark", _DSPARK),
         KnownDrafter("z-lab/gemma-4-26B-A4B-it-DFlash", _DFLASH),
         KnownDrafter("JetSpec/jetspec-gemma4-26B-A4B0-it", _DFLASH),
     ),

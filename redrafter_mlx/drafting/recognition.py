@@ -20,7 +20,7 @@ from redrafter_mlx.weights.files.tensors import open_tensors
 CONFIG = "config.json"
 RECURRENT, EAGLE3, EAGLE = "ReDrafter", "EAGLE-3", "EAGLE"
 MEDUSA, MLP_SPECULATOR = "Medusa", "MLP speculator"
-DFLASH = "DFlash"
+DFLASH, DSPARK = "DFlash", "DSpark"
 
 Config = Mapping[str, object]
 Names = Collection[str]
@@ -82,7 +82,7 @@ SIGNATURES = (
         named="dflash2",
         supported=False,
     ),
-    Signature("DSpark", (r"markov_.*",), keys=("markov_rank",), named="dspark", supported=False),
+    Signature(DSPARK, (r"markov_head\..*",), keys=("markov_rank",), named="dspark"),
     Signature(
         DFLASH, (r"hidden_norm\.weight", r"fc\.weight"), keys=("dflash_config",), named="dflash"
     ),

@@ -114,9 +114,9 @@ def beam_search(levels: Levels, root: mx.array, shape: BeamShape) -> Beams:
     The prefixes of length L are the candidates of the paper. Shorter prefixes that no candidate
     extends are drafts as well.
 
-    If the levels are independent, the prefixes have the largest products of the levels' own
-    probabilities. With as many beams as nodes but one, `pack_beam` then keeps the best tree of all
-    of that depth (DDTree, arXiv 2604.12989): every level of it has its likeliest prefixes.
+    With as many beams as drafts, `pack_beam` keeps the likeliest nodes of all trees of that depth:
+    each of them has its ancestors among them, and fewer likelier ones at its length. For
+    independent levels that is DDTree (arXiv 2604.12989).
     """
     W = shape.width
     check_width(levels.vocabulary.size, W)

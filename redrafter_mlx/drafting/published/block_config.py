@@ -67,7 +67,7 @@ class Sight(NamedTuple):
         return mask & (seen if seen.ndim < 3 else seen[0] if B == 1 else seen[:, None])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BlockConfig(NetworkConfig):
     """The configuration of one block drafter.
 

@@ -25,7 +25,7 @@ from redrafter_mlx.target_model.model import Target
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EagleConfig(NetworkConfig):
     """The configuration of one EAGLE drafter.
 

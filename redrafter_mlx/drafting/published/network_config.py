@@ -24,14 +24,14 @@ from redrafter_mlx.weights.raw_model import top_level_rope
 _SECTIONS = ("eagle_config", "dflash_config", "transformer_layer_config", "model")
 """Keys of config.json whose values are objects with further keys."""
 
-_NOT_OF_THE_NETWORK = ("verifier_", "t2d", "d2t")
-"""Name prefixes of the target's tensors and of vocabulary tables."""
+_NOT_OF_THE_NETWORK = ("verifier_", "t2d", "d2t", "confidence_head.")
+"""Name prefixes of the target's tensors, of vocabulary tables, and of a head that is not used."""
 
 ROPE_BASE = 10000.0
 """Rotary base if config.json has none: the authors' files for Llama 3.1 were trained with it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NetworkConfig:
     """The configuration of a drafter's decoder layers, and of what is around them.
 
@@ -46,6 +46,7 @@ class NetworkConfig:
     own_head:     whether it has an output layer of its own
     own_embedding: whether it has a token embedding of its own
     max_positions: used by rope scaling
+    rope_interleaved: whether neighbouring coordinates rotate together, not halves of a head
     """
 
     stored: frozenset[str]
@@ -65,6 +66,7 @@ class NetworkConfig:
     rope_base: float
     rope_scaling: Mapping[str, object] | None
     max_positions: int
+    rope_interleaved: bool = False
 
     def has(self, name: str) -> bool:
         """Whether there is a tensor with that name."""
@@ -144,6 +146,7 @@ def read_network(
         rope_base=rope_base,
         rope_scaling=rope_scaling,
         max_positions=files.integer("max_position_embeddings", 2048),
+        rope_interleaved=not files.flag("rope_is_neox_style", True),
     )
     _check_rope(files, config)
     return config
@@ -224,7 +227,11 @@ def _check_rope(files: DrafterFiles, config: NetworkConfig) -> None:
 def rope_of(config: NetworkConfig) -> nn.Module:
     """Return the rotary embedding of its attention."""
     return initialize_rope(
-        config.head_size, config.rope_base, False, config.rope_scaling, config.max_positions
+        config.head_size,
+        config.rope_base,
+        config.rope_interleaved,
+        config.rope_scaling,
+        config.max_positions,
     )
 
 
