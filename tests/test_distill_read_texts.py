@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
+from hybrids import hybrid_model
 from test_distill_writing import refuse_system_messages
 from tiny import byte_model, byte_tokenizer, random_model
 
@@ -35,8 +37,11 @@ def texts(target: Target) -> list[Text]:
 
 
 @pytest.mark.parametrize("layers", [(), (0, 1)])
-def test_teacher_forced_states_are_those_of_each_text_alone(layers: tuple[int, ...]) -> None:
-    target = Target(random_model("qwen3")).reading(layers)
+@pytest.mark.parametrize("model", [random_model("qwen3"), hybrid_model("qwen3_5")])
+def test_teacher_forced_states_are_those_of_each_text_alone(
+    model: nn.Module, layers: tuple[int, ...]
+) -> None:
+    target = Target(model).reading(layers)
     some = [(prompt, index) for prompt in PROMPTS for index in (1, len(prompt) - 1, 2)]
     for (tokens, index), states in zip(some, teacher_forced_states(target, some), strict=True):
         alone = target.hidden(mx.array([tokens]), [None] * target.n_layers)[0]

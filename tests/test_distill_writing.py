@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from backends import frees_at_once
 from evaluations import accepted_along
+from hybrids import HYBRIDS, hybrid_model
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tiny import (
     ARCHITECTURES,
@@ -57,9 +58,9 @@ def until_loop(tokens: list[int]) -> list[int]:
     return tokens if start is None else tokens[:start]
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "qwen3_5", "falcon_h1"])
 def test_batched_answers_equal_plain_decoding(name: str) -> None:
-    model = random_model(name)
+    model = hybrid_model(name) if name in HYBRIDS else random_model(name)
     written = write_answers(Target(model), PROMPTS, eos=[], max_tokens=30)
     for prompt, got in zip(PROMPTS, written, strict=True):
         plain = plain_tokens(model, prompt, 30)

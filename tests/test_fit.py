@@ -9,6 +9,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from hybrids import HYBRIDS
 from macs import mac
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
@@ -123,6 +124,14 @@ def test_a_mixture_of_experts_is_not_sized_as_a_dense_model(key: str) -> None:
     assert of_config({**dense, key: 8}, 5) is None
     for none in (None, 0, 1):
         assert of_config({**dense, key: none}, 5) == of_config(dense, 5) is not None
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_model_with_recurrent_layers_is_not_sized_as_a_dense_model(name: str) -> None:
+    dense = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64,
+             "num_attention_heads": 4, "vocab_size": 97}  # fmt: skip
+    assert of_config(dense, 5) is not None
+    assert of_config({**dense, **HYBRIDS[name]}, 5) is None
 
 
 def test_a_dense_model_that_reads_pictures_too_is_sized_by_its_text() -> None:

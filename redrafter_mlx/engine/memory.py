@@ -28,6 +28,10 @@ _PREFIX_SHARE = 2
 shrinks when answers need it."""
 
 
+_CHECKPOINTS = 2
+"""Recurrent states that are kept while an answer is generated, in addition to the current one."""
+
+
 class MemoryBudget:
     """The memory that the answers of one model may use together.
 
@@ -101,6 +105,7 @@ class MemoryBudget:
         total = slots + joined + sum(others[len(others) - unread :])
         host = self._host * (slots + sum(others))  # none of it is in MLX's memory
         states = self._state * (1 + (len(others) + 1 if others else 0) + unread)
+        states += self._state * _CHECKPOINTS * (len(others) + 1)
         return int(self._slot * total) + states + host + self._work * (len(others) + 1)
 
     def excess(self, needed: int) -> int:

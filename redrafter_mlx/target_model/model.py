@@ -19,7 +19,7 @@ from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, KVCache, make_prompt_cache
 
 from redrafter_mlx.cpu.door import prepare_for, threads_by_rows
 from redrafter_mlx.errors import MismatchError
@@ -63,7 +63,8 @@ class Target:
     plain:       the same, for mlx-lm's own loops on its own caches
     dtype:       of the hidden states
     embedding:   the target's own token embedding, which the drafter reads
-    row_masks:   whether a call may have a mask for each batch row
+    row_masks:   whether mlx-lm's batched caches may be used, with a mask for each batch row; not
+                 all recurrences take them
     builds_ahead: whether a call may be built and dropped
     submits_ahead: whether a call is submitted before the results of the one before are read
     """
@@ -100,7 +101,7 @@ class Target:
         self._try_call(windows)
         self.vocab_size = int(self._head(sample).shape[-1])
         self._connect(view)
-        self.row_masks = (
+        self.row_masks = not self.states and (
             not self._grouped or call_on_rows(self._read, Target.new_cache(self)) is not None
         )
 
@@ -169,6 +170,11 @@ class Target:
 
     def new_cache(self) -> TreeCache:
         return TreeCache(self.n_caches, self.states)
+
+    def mlx_lm_caches(self) -> list[KVCache | ArraysCache]:
+        """Return empty caches of mlx-lm, for `hidden` on one text after the other."""
+        sizes = [len(self.states.get(i, ())) for i in range(self.n_caches)]
+        return [ArraysCache(size) if size else KVCache() for size in sizes]
 
     def append(self, tokens: mx.array, cache: TreeCache, start: int, length: int = 0) -> mx.array:
         """Append prompt tokens [B, P] at position `start`; return hidden states [B, P, C].

@@ -19,6 +19,12 @@ _DRAFT_VOCAB = 32_000
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Keys of config.json for the number of experts, by architecture."""
 
+_RECURRENT = (
+    *("linear_num_value_heads", "linear_attn_config", "layer_group_size"),
+    *("mamba_d_state", "ssm_state_size", "state_size", "conv_L_cache"),
+)
+"""Keys of config.json for the size of recurrent layers, by architecture."""
+
 
 _UNGATED = ("gpt_neox", "nemotron", "phi", "starcoder2")
 """Architectures whose feed-forward networks have no gate."""
@@ -132,6 +138,8 @@ def of_config(config: Mapping[str, object], nbytes: int) -> StoredModel | None:
 
     heads = whole("num_attention_heads")
     if not heads or any(config.get(name) not in (None, 0, 1) for name in _EXPERTS):
+        return None
+    if any(config.get(name) for name in _RECURRENT):
         return None
     size = ModelSize(
         layers=whole("num_hidden_layers"),

@@ -74,10 +74,13 @@ def row_bytes(target: Target, columns: int) -> int:
 
     Nothing is computed: the shapes of a call are enough.
     """
-    cache = [KVCache() for _ in range(target.n_caches)]
+    cache = target.mlx_lm_caches()
     target.hidden(mx.array([[0]]), cache)
-    of_token = sum(a[..., :1, :].nbytes for layer in cache for a in (layer.keys, layer.values))
-    return of_token * -(-columns // _CACHE_STEP) * _CACHE_STEP + 12 * target.vocab_size
+    keys = [layer for layer in cache if isinstance(layer, KVCache)]
+    of_token = sum(a[..., :1, :].nbytes for layer in keys for a in (layer.keys, layer.values))
+    states = sum(layer.nbytes for layer in cache if layer not in keys)
+    of_text = of_token * -(-columns // _CACHE_STEP) * _CACHE_STEP
+    return of_text + states + 12 * target.vocab_size
 
 
 def write_answers(
@@ -249,8 +252,9 @@ class _Batch:
         own = sorted({row.prompt for row in rows})
         width = max(len(prompts[i]) for i in own)
         padding = [width - len(prompts[i]) for i in own]
-        many = target.row_masks  # one row has no padding, so it needs no mask of its own
-        self.cache = [_EvenCache(padding) if many else KVCache() for _ in range(target.n_caches)]
+        self.cache = target.mlx_lm_caches()  # one row has no padding, so it needs no mask
+        if target.row_masks:
+            self.cache = [_EvenCache(padding) for _ in self.cache]
         padded = mx.array([[0] * n + prompts[i] for n, i in zip(padding, own, strict=True)])
         columns = max(1, _PREFILL_TOKENS // len(own))
         seen = []

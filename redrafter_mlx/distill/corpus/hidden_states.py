@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import KVCache
 
 from redrafter_mlx.decoding.prefix_cache import common_prefix
 from redrafter_mlx.errors import UnsupportedModelError
@@ -23,9 +22,10 @@ def teacher_forced_states(
 ) -> Iterator[np.ndarray]:
     """Yield the states [tokens - index, C] that chose each text's tokens from an index >= 1 on.
 
-    A prefix that a text shares with the previous text is not computed again.
+    A prefix that a text shares with the previous text is not computed again, unless the target
+    keeps recurrent states.
     """
-    cache = [KVCache() for _ in range(target.n_caches)]
+    cache = target.mlx_lm_caches()
     before: Sequence[int] = []
     for text, index in texts:
         tokens = text[:-1]  # nothing follows the last one
@@ -33,8 +33,11 @@ def teacher_forced_states(
             yield to_host(mx.zeros((0, target.context_size), target.dtype))
             continue
         start = min(common_prefix(before, tokens), index - 1)
-        for layer in cache:
-            layer.trim(layer.offset - start)
+        if target.states:  # which cannot be cut
+            cache, start = target.mlx_lm_caches(), 0
+        else:
+            for layer in cache:
+                layer.trim(layer.offset - start)
         hidden = target.hidden(mx.array([tokens[start:]], mx.int32), cache)[0, index - 1 - start :]
         mx.eval(hidden, [layer.state for layer in cache])
         before = tokens

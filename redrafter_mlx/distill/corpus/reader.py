@@ -23,7 +23,7 @@ from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.prompts.rendering import prompt_ids, split_plain, text_ids
 from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY, Shard, Text
 from redrafter_mlx.distill.options import Labels
-from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.errors import BadInputError, UnsupportedModelError
 from redrafter_mlx.target_model.model import Target
 
 _FORKS = 64
@@ -49,6 +49,14 @@ class Reader:
     batch: int = 32
     max_tokens: int = 1024
     raw: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise UnsupportedModelError if the target cannot continue a text at every position."""
+        if self.labels == "target" and self.target.states:
+            raise UnsupportedModelError(
+                f"{self.target.model_type} keeps recurrent states, so it cannot continue given "
+                f"texts at every position; train with --labels answers"
+            )
 
     @property
     def blocks(self) -> int:
