@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -189,6 +190,30 @@ def test_a_server_is_started_for_the_agent_and_ends_with_it(
     assert made[0].poll() is not None
     log = next(word for word in shown.split() if word.endswith(".log"))
     assert not os.path.exists(log)
+
+
+def test_a_server_ends_when_the_terminal_is_closed(programs: Path) -> None:
+    """The launch is a process of its own, and its server one of that; both are real."""
+    waits = programs / "codex"
+    waits.write_text(
+        f"#!{sys.executable}\nimport time\nprint('begun', flush=True)\ntime.sleep(99)\n"
+    )
+    port = free_port()
+    serving = str(Path(__file__).with_name("serving.py"))
+    code = (
+        "import sys\nfrom redrafter_mlx.cli import main\nfrom redrafter_mlx.cli.launch import server\n"
+        "begin = server.subprocess.Popen\n"
+        f"child = [sys.executable, {serving!r}, {str(port)!r}, '0', '/', '0']\n"
+        "server.subprocess.Popen = lambda c, **o: begin(child if 'serve' in c else c, **o)\n"
+        f"sys.exit(main.run(['launch', 'codex', '--port', {str(port)!r}]))"
+    )
+    launched = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert launched.stdout is not None
+    assert launched.stdout.readline() == "begun\n"
+    launched.send_signal(signal.SIGHUP)
+    assert launched.wait(60) == 128 + signal.SIGHUP
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
 
 
 def free_port() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from types import FrameType
 
 from redrafter_mlx.bench.measure.load_client import Server
 from redrafter_mlx.cli.launch.agents import KEY_VARIABLE, Served
@@ -84,10 +86,11 @@ def _model_at(port: int, api_key: str | None) -> Served:
 def _started(
     port: int, api_key: str | None, options: Sequence[str], note: Callable[[str], None]
 ) -> Iterator[None]:
-    """Run a server whose log is a file, and end it at last; raises ServerError if it ends itself.
+    """Run a server whose log is a file, and end it at last, also when the terminal is closed.
 
-    Ctrl-C does not reach it: it is the agent's.
+    Ctrl-C does not reach it: it is the agent's. Raises ServerError if it ends itself.
     """
+    handlers = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     descriptor, name = tempfile.mkstemp(prefix="redrafter-mlx-", suffix=".log")
     log = Path(name)
     environment = dict(os.environ) if api_key is None else {**os.environ, KEY_VARIABLE: api_key}
@@ -125,3 +128,9 @@ def _started(
             process.kill()
             process.wait()
         log.unlink(missing_ok=True)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)
