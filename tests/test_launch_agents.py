@@ -201,7 +201,8 @@ def test_a_server_ends_when_the_terminal_is_closed(programs: Path) -> None:
     port = free_port()
     serving = str(Path(__file__).with_name("serving.py"))
     code = (
-        "import sys\nfrom redrafter_mlx.cli import main\nfrom redrafter_mlx.cli.launch import server\n"
+        "import sys\nfrom redrafter_mlx.cli import main\n"
+        "from redrafter_mlx.cli.launch import server\n"
         "begin = server.subprocess.Popen\n"
         f"child = [sys.executable, {serving!r}, {str(port)!r}, '0', '/', '0']\n"
         "server.subprocess.Popen = lambda c, **o: begin(child if 'serve' in c else c, **o)\n"

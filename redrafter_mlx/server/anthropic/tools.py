@@ -23,7 +23,7 @@ class ToolSet:
         self.left_out: list[str] = []
         self._places: list[int] = []
         for number, tool in enumerate(given):
-            kind = tool.get("type", "custom")
+            kind = tool.get("type") or "custom"
             if kind != "custom":
                 self.left_out.append(f"tools.{number} ({kind})")
                 continue

@@ -40,7 +40,7 @@ def messages_of(
         found.add("user", given)
         return found.messages
     for number, item in enumerate(given):
-        kind, where = item.get("type", "message"), f"input.{number}"
+        kind, where = str(item.get("type") or "message"), f"input.{number}"
         if kind in _TRACES:
             continue
         if kind not in _READERS:
