@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("starlette", reason="needs the extra `serve`")
 pytest.importorskip("httpx2", reason="needs the extra `test`")
 
-from scripted import Scripted
+from scripted import TEMPLATE, Scripted, marked_tokenizer
 from serving import host
 from starlette.testclient import TestClient
 from tool_writers import TOOLS, WRITERS, Writer
@@ -82,22 +82,23 @@ APIS: dict[str, tuple[dict[str, Any], Read]] = {
 
 
 @pytest.fixture(scope="module")
-def clients() -> Iterator[Callable[[str], tuple[Scripted, TestClient]]]:
-    """Return a function from a form to a model that writes it, and its server."""
-    made: dict[str, tuple[Scripted, TestClient]] = {}
+def served() -> Iterator[tuple[Scripted, TestClient]]:
+    model = Scripted()
+    with TestClient(create_app(host(model), ServerOptions()), "http://127.0.0.1") as api:
+        wait_for(lambda: api.get("/health").status_code == 200)
+        yield model, api
 
-    def of(form: str) -> tuple[Scripted, TestClient]:
-        if form not in made:
-            model = Scripted(form)
-            api = TestClient(create_app(host(model), ServerOptions()), "http://127.0.0.1")
-            api.__enter__()
-            wait_for(lambda: api.get("/health").status_code == 200)
-            made[form] = model, api
-        return made[form]
 
-    yield of
-    for _, api in made.values():
-        api.__exit__()
+@pytest.fixture
+def model(served: tuple[Scripted, TestClient], form: str) -> Scripted:
+    """The served model, which writes calls in this form."""
+    served[0].tokenizer = marked_tokenizer(form, TEMPLATE)
+    return served[0]
+
+
+@pytest.fixture
+def api(served: tuple[Scripted, TestClient]) -> TestClient:
+    return served[1]
 
 
 def streamed(api: TestClient, path: str) -> tuple[str, list[tuple[str, str]]]:
@@ -119,10 +120,9 @@ def streamed(api: TestClient, path: str) -> tuple[str, list[tuple[str, str]]]:
 @pytest.mark.parametrize("path", APIS)
 @FORMS
 def test_a_call_is_whole_and_never_text(
-    clients: Callable[[str], tuple[Scripted, TestClient]], form: str, write: Writer, path: str
+    model: Scripted, api: TestClient, write: Writer, path: str
 ) -> None:
     """The model writes three tokens at a time, so that marks come in pieces."""
-    model, api = clients(form)
     model.script = lambda _: f"Well {write('f.x-y', ARGUMENTS)}"
     text, calls = streamed(api, path)
     assert text == "Well "
@@ -132,10 +132,9 @@ def test_a_call_is_whole_and_never_text(
 @pytest.mark.parametrize("path", APIS)
 @FORMS
 def test_calls_follow_one_another(
-    clients: Callable[[str], tuple[Scripted, TestClient]], form: str, write: Writer, path: str
+    model: Scripted, api: TestClient, write: Writer, path: str
 ) -> None:
     """A call without arguments has an empty object, not an empty text."""
-    model, api = clients(form)
     model.script = lambda _: write("g", {}) + "\n" + write("f.x-y", {"string": "b"})
     text, calls = streamed(api, path)
     assert text == ""

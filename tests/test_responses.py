@@ -285,7 +285,7 @@ def test_each_mistake_names_the_parameter(client: openai.OpenAI) -> None:
         "input": {"input": []},
         "input.0": {"input": [{"type": "item_reference", "id": "x"}]},
         "input.1": {"input": [*ASKED, {"type": "computer_call"}]},
-        "input.2": {"input": [*ASKED, {**ASKED[0], "type": None}, {"type": {}}]},
+        "input.2": {"input": [*ASKED, {**ASKED[0], "type": None}, {"type": {"a": 1}}]},
         "input.0.role": {"input": [{"role": "robot", "content": "x"}]},
         "input.0.content.0": {"input": [{"role": "user", "content": [
             {"type": "input_image", "image_url": "data:image/png;base64,"}]}]},
