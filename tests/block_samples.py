@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -32,6 +32,7 @@ class Sample:
     causal, windows: of each layer
     outputs:   V'
     markov:    DSpark's correction
+    candidates: of DFlash 2's selector, whose convolutions read two rows; 0 for none
     copies:    whether it holds the target's embedding and output layer too, here random values
     """
 
@@ -49,6 +50,7 @@ class Sample:
     scale: float = 1.0
     markov: Literal["vanilla", "gated", "rnn"] | None = None
     copies: bool = False
+    candidates: int = 0
 
 
 def of_authors(more: Mapping[str, object] | None = None, **top: object) -> dict[str, object]:
@@ -96,6 +98,23 @@ SAMPLES = {
     "DFlash, speculators": Sample(of_speculators("dflash"), nested=True, outputs=50),
     "DFlash, speculators, the root predicts": Sample(
         of_speculators("dflash", sample_from_anchor=True), nested=True, first_row=0
+    ),
+    "DFlash 2": Sample(
+        of_authors(
+            {
+                "conv_kernel_size": 2,
+                "conv_group_size": 8,
+                "selector_rank": RANK,
+                "selector_top_k": 7,
+                "output_multiplier": 0.5,
+                "final_logit_softcapping": 2.0,
+            },
+            layer_types=["sliding_attention"] * 2,
+            sliding_window=6,
+        ),
+        windows=(6, 6),
+        candidates=7,
+        soft_cap=2.0,
     ),
     "DSpark, DeepSpec": Sample(
         {
@@ -156,10 +175,19 @@ def random_tensors(sample: Sample, seed: int = 0) -> Tensors:
             "input_layernorm.weight": norm(H),
             "post_attention_layernorm.weight": norm(H),
         }
+        if sample.candidates:
+            for part in ("attention_conv", "mlp_conv"):
+                layer[f"{part}.base_kernel"] = rng.normal(size=(2, 2, H))
+                layer[f"{part}.kernel_projection.weight"] = matrix(2 * 2 * H // 8, H, 0.5)
         if sample.sinks:
             layer["self_attn.attention_sink_bias"] = rng.normal(size=(HEADS,))
         tensors |= {f"layers.{i}.{name}": tensor for name, tensor in layer.items()}
     tensors["norm.weight"] = norm(H)
+    if sample.candidates:
+        for side in ("predecessor", "successor"):
+            name = f"candidate_selector.{side}_codebook"
+            tensors[name] = rng.normal(size=(VOCAB, RANK)) / RANK**0.25
+        tensors["candidate_selector.hidden_projection.weight"] = matrix(RANK, H)
     if sample.markov is not None:
         tensors["markov_head.markov_w1.weight"] = rng.normal(size=(VOCAB, RANK))
         tensors["markov_head.markov_w2.weight"] = matrix(sample.outputs, RANK)
@@ -231,18 +259,53 @@ class Reference:
         context = self.norm(features @ self.tensors["fc.weight"].T, "hidden_norm")
         x = self.embedding[[root, *[MASK] * (rows - 1)]] * self.sample.scale
         for i in range(2):
+            weights = {
+                n: self.tensors[f"layers.{i}.mlp.{n}_proj.weight"] for n in ("gate", "up", "down")
+            }
+
+            def attention(inner: np.ndarray, i: int = i) -> np.ndarray:
+                return self.attention(context, inner, i)
+
+            def mlp(z: np.ndarray, weights: Tensors = weights) -> np.ndarray:
+                gate = z @ weights["gate"].T
+                return (gate * sigmoid(gate) * (z @ weights["up"].T)) @ weights["down"].T
+
             inner = self.norm(x, f"layers.{i}.input_layernorm")
-            x = x + self.attention(context, inner, i)
-            z = self.norm(x, f"layers.{i}.post_attention_layernorm")
-            gate, up = (
-                z @ self.tensors[f"layers.{i}.mlp.{n}_proj.weight"].T for n in ("gate", "up")
-            )
-            x = (
-                x
-                + (gate / (1 + np.exp(-gate)) * up)
-                @ self.tensors[f"layers.{i}.mlp.down_proj.weight"].T
-            )
+            x = x + self.convolved(attention, inner, f"layers.{i}.attention_conv")
+            inner = self.norm(x, f"layers.{i}.post_attention_layernorm")
+            x = x + self.convolved(mlp, inner, f"layers.{i}.mlp_conv")
         return self.norm(x, "norm")
+
+    def convolved(
+        self, layer: Callable[[np.ndarray], np.ndarray], u: np.ndarray, name: str
+    ) -> np.ndarray:
+        """Return a layer's output of rows [n, H], between DFlash 2's convolutions if it has any."""
+        if not self.sample.candidates:
+            return layer(u)
+        computed = (u @ self.tensors[f"{name}.kernel_projection.weight"].T).reshape(
+            len(u), 2, 2, -1
+        )
+        kernels = self.tensors[f"{name}.base_kernel"] + np.repeat(computed, 8, axis=-1)
+
+        def mixed(rows: np.ndarray, side: int) -> np.ndarray:
+            before = np.concatenate([np.zeros_like(rows[:1]), rows[:-1]])
+            return kernels[:, side, 0] * rows + kernels[:, side, 1] * before
+
+        return mixed(layer(mixed(u, 0)), 1)
+
+    def selected(self, features: np.ndarray, root: int, path: Sequence[int]) -> np.ndarray:
+        """Return DFlash 2's scores [V] of the draft after the root and a path of drafts."""
+        row = self.hidden(features, root, self.sample.rows)[self.sample.first_row + len(path)]
+        logits = self.logits(features, root)[len(path)]
+        best = np.argsort(-logits)[: self.sample.candidates]
+        before, after = (
+            self.tensors[f"candidate_selector.{side}_codebook"]
+            for side in ("predecessor", "successor")
+        )
+        projected = self.tensors["candidate_selector.hidden_projection.weight"] @ row
+        scores = np.full(VOCAB, -np.inf)
+        scores[best] = logits[best] + after[best] @ (before[[root, *path][-1]] * projected)
+        return scores
 
     def logits(self, features: np.ndarray, root: int) -> np.ndarray:
         """Return the logits [drafts, V'] of the rows that predict."""

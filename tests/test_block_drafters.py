@@ -11,12 +11,14 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
 import pytest
-from block_samples import SAMPLES, Reference, Sample, of_authors, random_tensors, write_files
+from block_samples import RANK, SAMPLES, Reference, Sample, of_authors, random_tensors, write_files
 from eagle_samples import LAYERS, VOCAB, Tensors
+from hybrids import HYBRIDS, hybrid_model
 from policies import Alternating
 from test_batch import scheduled, some
 from test_draft_model import GREEDY, PROMPT, run
 from test_eagle import features_of, seen
+from test_sliding_window import sliding_model
 from tiny import HIDDEN, byte_model, byte_tokenizer, plain_tokens, random_model
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
@@ -25,6 +27,7 @@ from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Features, Seen
 from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.published.dflash import BlockDrafter
+from redrafter_mlx.drafting.published.dflash2 import DFlash2Drafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError
 from redrafter_mlx.target_model.model import Target
@@ -33,6 +36,10 @@ from redrafter_mlx.weights.files.tensors import StoredTensors
 TRAINED = {
     "DFlash": Sample(of_authors()),
     "DSpark": Sample(of_authors({"projector_type": "dspark"}), first_row=0, markov="vanilla"),
+    "DFlash 2": Sample(
+        of_authors({"conv_group_size": 8, "selector_rank": RANK, "selector_top_k": 7}),
+        candidates=7,
+    ),
 }
 SHAPES = [BeamShape(1, 2), BeamShape(1, 6), BeamShape(3, 4), BeamShape(4, 5, 9)]
 
@@ -42,16 +49,32 @@ def model() -> nn.Module:
     return byte_model(num_hidden_layers=LAYERS, tie_word_embeddings=False)
 
 
+class Trained(dict[str, Path]):
+    """Folders of drafters, by form, each of which learns the target's answers when first named."""
+
+    def __init__(self, model: nn.Module, folder: Path) -> None:
+        super().__init__()
+        self._model, self._folder = model, folder
+
+    def __missing__(self, name: str) -> Path:
+        sample = TRAINED[name]
+        tensors = random_tensors(sample)
+        for part, tensor in tensors.items():  # DFlash 2 starts as DFlash
+            if part.endswith("base_kernel"):
+                tensor[:] = np.array([1.0, 0.0])[None, :, None]
+            if "kernel_projection" in part or part.endswith("hidden_projection.weight"):
+                tensor *= 0
+        drafter = load(
+            write_files(self._folder / "random" / name, sample, tensors), Target(self._model)
+        )
+        learned = train(drafter, self._model)
+        self[name] = write_files(self._folder / name, sample, learned)
+        return self[name]
+
+
 @pytest.fixture(scope="module")
 def trained(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of drafters that were trained on the target's answers, by form."""
-    folders = {}
-    for name, sample in TRAINED.items():
-        tensors = random_tensors(sample)
-        folder = write_files(tmp_path_factory.mktemp("random") / "d", sample, tensors)
-        learned = train(load(folder, Target(model)), model)
-        folders[name] = write_files(tmp_path_factory.mktemp("trained") / "d", sample, learned)
-    return folders
+    return Trained(model, tmp_path_factory.mktemp("trained"))
 
 
 def train(drafter: BlockDrafter, model: nn.Module) -> Tensors:
@@ -63,11 +86,15 @@ def train(drafter: BlockDrafter, model: nn.Module) -> Tensors:
     network, drafts = drafter.rows.network, drafter.config.drafts
 
     def loss(at: int) -> mx.array:
+        labels = texts[:, at + 1 : at + 1 + drafts]
         committed = Seen(texts[:, : at + 1], features[:, :at], zeros, zeros + at, at)
+        if isinstance(drafter, DFlash2Drafter):  # its choice of candidates has no gradient
+            hidden = drafter.rows.call(committed, drafter.new_cache(), drafts)
+            logits = drafter.rows.logits(hidden)
+            return nn.losses.cross_entropy(logits, labels, reduction="mean")
         levels = drafter.levels((), committed, drafts)
         before = [texts[:, i : i + 1] for i in range(at + 1, at + drafts)]
         logits = [levels.first(), *(levels.following(zeros[:, None], each) for each in before)]
-        labels = texts[:, at + 1 : at + 1 + drafts]
         return nn.losses.cross_entropy(mx.concatenate(logits, axis=1), labels, reduction="mean")
 
     optimizer, rng = optim.Adam(3e-3), np.random.default_rng(0)
@@ -122,14 +149,17 @@ def test_logits_of_a_block_equal_the_equations(
         paths += [[*last[p], token] for p, token in zip(parents, new, strict=True)]
         outputs.append(levels.following(mx.array([parents]), mx.array([new])))
     read, root = features[:, :width], tokens[11]
-    if sample.markov is None:
+    if sample.candidates:
+        want = np.stack([equations.selected(read, root, path) for path in paths])
+    elif sample.markov is None:
         plain = equations.logits(read, root)
         want = np.stack([plain[len(path)] for path in paths])
     else:
         want = np.stack([equations.corrected(read, root, path) for path in paths])
-    assert np.std(want) > 0.3
+    spread = np.std(want[np.isfinite(want)])
+    assert spread > 0.3
     got = mx.concatenate(outputs, axis=1)[0]
-    np.testing.assert_allclose(got, want, atol=1e-4 * np.std(want))
+    np.testing.assert_allclose(got, want, atol=1e-4 * spread)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +173,7 @@ def test_tokens_equal_autoregression(
     assert max(len(r.tokens) for r in results) > 1
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", ["DFlash", "DSpark"])
 def test_a_drafter_that_has_learned_the_text_is_accepted(
     name: str, model: nn.Module, trained: dict[str, Path]
 ) -> None:
@@ -172,7 +202,7 @@ def accepted(decoder: Decoder) -> float:
     ],
     ids=len,
 )
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", ["DFlash"])
 def test_it_remembers_true_features_alone(
     name: str, shapes: tuple[BeamShape, ...], model: nn.Module, trained: dict[str, Path]
 ) -> None:
@@ -206,7 +236,7 @@ def test_a_prompt_that_is_read_in_chunks_drafts_the_same(
     assert [r.tokens for r in pieces] == [r.tokens for r in whole]
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", ["DFlash", "DSpark"])
 def test_rows_that_join_and_leave_accept_what_they_would_alone(
     name: str, model: nn.Module, trained: dict[str, Path]
 ) -> None:
@@ -234,7 +264,7 @@ def test_draws_depend_on_the_seed_alone(
     assert max(lengths) > 1
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", ["DSpark", "DFlash 2"])
 def test_conversations_with_automatic_shapes_say_what_plain_ones_do(
     name: str, model: nn.Module, trained: dict[str, Path]
 ) -> None:
@@ -341,3 +371,15 @@ def test_calibration_finds_the_layers_and_the_row_that_a_drafter_was_trained_wit
         "the other first row": (2, 4, 5),
     }
     assert readings["the other first row"].max_length == 7
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "gpt_oss", "gemma3_text"])
+def test_targets_with_states_windows_and_scaled_embeddings_say_what_they_say_alone(
+    name: str, tmp_path: Path
+) -> None:
+    sizes = {"vocab_size": VOCAB, "num_hidden_layers": LAYERS}
+    model = hybrid_model(name, **sizes) if name in HYBRIDS else sliding_model(name, **sizes)
+    sample = SAMPLES["DSpark, DeepSpec"]
+    folder = write_files(tmp_path / "d", sample, random_tensors(sample))
+    said, _, _ = run(decoder_of(folder, model, BeamShape(3, 4)), 30)
+    assert said == plain_tokens(model, PROMPT, 30)

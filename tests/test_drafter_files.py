@@ -146,9 +146,6 @@ UNSUPPORTED = {
         {"speculators_model_type": "peagle"},
         {"layers.0.hidden_norm.weight": (4,), "fc.weight": (4, 12)},
     ),
-    "DFlash 2": (
-        {"num_hidden_layers": 5, "dflash_config": {}},
-        {"hidden_norm.weight": (4,), "candidate_selector.successor_codebook": (4, 8)}),
     "Hydra": ({"hydra_num_heads": 4}, {"0.0.linear.weight": (4, 8)}),
     "Kangaroo": (
         {"model_type": "llama", "num_hidden_layers": 1},

@@ -43,6 +43,7 @@ PUBLISHED = {
     "DFlash, the authors'": "model.safetensors",
     "DFlash, speculators": "model.safetensors",
     "DSpark, DeepSpec": "model.safetensors",
+    "DFlash 2": "model.safetensors",
     "Medusa": "medusa_lm_head.pt",
     "MLP speculator": "model.safetensors",
 }

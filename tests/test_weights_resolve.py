@@ -695,7 +695,6 @@ def test_millions_of_layers_are_refused_before_a_module_is_built_or_a_weight_is_
 @pytest.mark.parametrize(
     ("config", "form"),
     [
-        ({"num_hidden_layers": 5, "dflash_config": {"selector_rank": 256}}, "DFlash 2"),
         ({"num_hidden_layers": 5, "hydra_num_heads": 4}, "Hydra"),
         ({"speculators_model_type": "peagle"}, "P-EAGLE"),
     ],

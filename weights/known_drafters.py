@@ -52,7 +52,7 @@ class KnownDrafter:
 
 
 _EAGLE3, _EAGLE, _MEDUSA, _DFLASH = "EAGLE-3", "EAGLE", "Medusa", "DFlash"
-_DSPARK = "DSpark"
+_DSPARK, _DFLASH2 = "DSpark", "DFlash 2"
 _MLP, _PARD = "MLP speculator", "PARD"
 _APACHE = "apache-2.0"
 _QWEN3_TOKEN = 2 * 151_936
@@ -140,6 +140,22 @@ KNOWN_DRAFTERS: dict[str, tuple[KnownDrafter, ...]] = {
     ),
     "qwen3-30b-a3b": (KnownDrafter("JetSpec/jetspec-qwen3-30b-a3b", _DFLASH),),
     "qwen3-coder-30b-a3b-instruct": (KnownDrafter("z-lab/Qwen3-Coder-30B-A3B-DFlash", _DFLASH),),
+    "qwen3-coder-next": (KnownDrafter("z-lab/Qwen3-Coder-Next-DFlash", _DFLASH),),
+    "qwen3.5-4b": (KnownDrafter("z-lab/Qwen3.5-4B-DFlash", _DFLASH),),
+    "qwen3.5-9b": (KnownDrafter("z-lab/Qwen3.5-9B-DFlash", _DFLASH),),
+    "qwen3.5-27b": (KnownDrafter("z-lab/Qwen3.5-27B-DFlash", _DFLASH),),
+    "qwen3.5-35b-a3b": (KnownDrafter("z-lab/Qwen3.5-35B-A3B-DFlash", _DFLASH),),
+    "qwen3.6-27b": (KnownDrafter("z-lab/Qwen3.6-27B-DFlash", _DFLASH),),
+    "qwen3.6-35b-a3b": (
+        KnownDrafter("RedHatAI/Qwen3.6-35B-A3B-speculator.dspark", _DSPARK),
+        KnownDrafter("z-lab/Qwen3.6-35B-A3B-DFlash", _DFLASH),
+        KnownDrafter("JetSpec/jetspec-Qwen3.6-35B-A3B", _DFLASH),
+    ),
+    "qwen3.8-27b": (
+        KnownDrafter("z-lab/Qwen3.8-27B-DFlash2", _DFLASH2),
+        KnownDrafter("incoai/Qwen3.8-27B-DFlash2", _DFLASH2),
+        KnownDrafter("RedHatAI/Qwen3.8-27B-speculator.dspark", _DSPARK),
+    ),
     "gpt-oss-20b": (
         KnownDrafter("z-lab/gpt-oss-20b-DFlash", _DFLASH),
         KnownDrafter("JetSpec/jetspec-gpt-oss-20b", _DFLASH),

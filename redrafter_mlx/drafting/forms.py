@@ -18,6 +18,7 @@ from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
 from redrafter_mlx.drafting.published.calibration import calibrated
 from redrafter_mlx.drafting.published.dflash import DFLASH
+from redrafter_mlx.drafting.published.dflash2 import DFLASH2
 from redrafter_mlx.drafting.published.dspark import DSPARK
 from redrafter_mlx.drafting.published.eagle import EAGLE, EAGLE3
 from redrafter_mlx.drafting.published.medusa import MEDUSA
@@ -27,7 +28,16 @@ from redrafter_mlx.drafting.recurrent import RECURRENT
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.source import TargetSource
 
-FORMS: tuple[Form, ...] = (RECURRENT, DSPARK, DFLASH, EAGLE3, EAGLE, MEDUSA, MLP_SPECULATOR)
+FORMS: tuple[Form, ...] = (
+    RECURRENT,
+    DFLASH2,
+    DSPARK,
+    DFLASH,
+    EAGLE3,
+    EAGLE,
+    MEDUSA,
+    MLP_SPECULATOR,
+)
 """The forms of `recognition.form_of`."""
 
 

@@ -20,7 +20,7 @@ from redrafter_mlx.weights.files.tensors import open_tensors
 CONFIG = "config.json"
 RECURRENT, EAGLE3, EAGLE = "ReDrafter", "EAGLE-3", "EAGLE"
 MEDUSA, MLP_SPECULATOR = "Medusa", "MLP speculator"
-DFLASH, DSPARK = "DFlash", "DSpark"
+DFLASH, DFLASH2, DSPARK = "DFlash", "DFlash 2", "DSpark"
 
 Config = Mapping[str, object]
 Names = Collection[str]
@@ -76,11 +76,10 @@ class Signature:
 SIGNATURES = (
     Signature(RECURRENT, (r"rnn_u\.weight",), keys=("exit_dim",)),
     Signature(
-        "DFlash 2",
+        DFLASH2,
         (r"candidate_selector\..*",),
         keys=("selector_rank",),
         named="dflash2",
-        supported=False,
     ),
     Signature(DSPARK, (r"markov_head\..*",), keys=("markov_rank",), named="dspark"),
     Signature(

@@ -102,10 +102,13 @@ class BlockConfig(NetworkConfig):
         return all(sight.causal for sight in self.sights)
 
 
-def read_block(files: DrafterFiles, target: Target, first_row: int) -> BlockConfig:
+def read_block(
+    files: DrafterFiles, target: Target, first_row: int, windows_causal: bool = True
+) -> BlockConfig:
     """Read the configuration of a block drafter for this target, without its weights.
 
-    first_row: that of the form, where the files say nothing else
+    first_row, windows_causal: the form's first row that predicts, and whether layers with a window
+      have a causal block, where the files say nothing else
 
     Raises MismatchError, naming both sides, and DamagedFileError, naming the tensor or the key.
     """
@@ -124,7 +127,7 @@ def read_block(files: DrafterFiles, target: Target, first_row: int) -> BlockConf
         rows=rows,
         mask_token=files.integer("mask_token_id", least=0, most=V - 1),
         first_row=first_row,
-        sights=_sights(files, common.n_layers),
+        sights=_sights(files, common.n_layers, windows_causal),
         soft_cap=None if cap in (None, 0) else files.number("final_logit_softcapping"),
         input_scale=files.number("input_embedding_scale", 1.0),
         output_scale=files.number("output_multiplier", 1.0),
@@ -180,16 +183,17 @@ def _first_row(files: DrafterFiles, rows: int, otherwise: int) -> int:
     return 0 if files.flag("sample_from_anchor", otherwise == 0) else 1
 
 
-def _sights(files: DrafterFiles, n_layers: int) -> tuple[Sight, ...]:
+def _sights(files: DrafterFiles, n_layers: int, windows_causal: bool) -> tuple[Sight, ...]:
     """Return what the rows attend to in each layer.
 
-    Unless stated for all, layers with a sliding window are causal and the others are not.
+    Unless stated for all, only layers with a sliding window can be causal.
     """
     kinds = files.config.get("layer_types", ["full_attention"] * n_layers)
     if not isinstance(kinds, list) or len(kinds) < n_layers:
         raise files.bad_value("layer_types", f"a list of {n_layers} kinds")
     stated = next((files.flag(key, False) for key in _CAUSAL if key in files.config), None)
-    sliding = not files.flag("sliding_window_non_causal", False) if stated is None else stated
+    alone = not files.flag("sliding_window_non_causal", not windows_causal)
+    sliding = alone if stated is None else stated
     whole = Sight(bool(stated), files.integer("draft_window_size", _WINDOW))
     kinds = kinds[:n_layers]
     if "sliding_attention" not in kinds:

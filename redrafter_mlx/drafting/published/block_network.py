@@ -38,20 +38,26 @@ class BlockLayer(nn.Module):
         """Write the keys and values of context rows [B, P, H]."""
         cache.update_and_fetch(*self.self_attn.keys_and_values(context, cache.offset))
 
-    def __call__(
-        self, x: mx.array, context: mx.array, mask: mx.array, cache: AttentionCache
+    def attention(
+        self, inner: mx.array, context: mx.array, mask: mx.array, cache: AttentionCache
     ) -> mx.array:
-        """Return the block's rows [B, n, H], and write their keys and values after the context's.
+        """Return the attention's output [B, n, H] of the block's normed rows.
 
-        Keys and values of both are computed in one call, which reads the matrices once.
+        Their keys and values are written after the context's. Those of both are computed in one
+        call, which reads the matrices once.
         """
         positions = cache.offset
         assert isinstance(positions, mx.array)
-        inner = self.input_layernorm(x)
         rows = mx.concatenate([context, inner], axis=1)
         keys, values = cache.update_and_fetch(*self.self_attn.keys_and_values(rows, positions))
-        queries = self.self_attn.queries(inner, positions[:, -x.shape[1] :])
-        x = x + self.self_attn.attended(queries, keys, values, mask)
+        queries = self.self_attn.queries(inner, positions[:, -inner.shape[1] :])
+        return self.self_attn.attended(queries, keys, values, mask)
+
+    def __call__(
+        self, x: mx.array, context: mx.array, mask: mx.array, cache: AttentionCache
+    ) -> mx.array:
+        """Return the block's rows [B, n, H]."""
+        x = x + self.attention(self.input_layernorm(x), context, mask, cache)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -59,9 +65,10 @@ class BlockNetwork(DrafterNetwork):
     """The context rows' projection, the layers, and the norm after them."""
 
     def __init__(
-        self, config: BlockConfig, layer: Callable[[BlockConfig, str], nn.Module] = BlockLayer
+        self, config: BlockConfig, layer: Callable[[str], nn.Module] | None = None
     ) -> None:
-        super().__init__(config, lambda name: layer(config, name))
+        """`layer` as in `DrafterNetwork`; by default a `BlockLayer`."""
+        super().__init__(config, layer or (lambda name: BlockLayer(config, name)))
         H, eps = config.hidden_size, config.norm_eps
         self.config = config
         self.fc = nn.Linear(config.context_size, H, config.has("fc.bias"))
