@@ -26,6 +26,7 @@ from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Features, Seen
 from redrafter_mlx.drafting.ngram import Lookup
+from redrafter_mlx.drafting.published.block_rows import embedding_scale
 from redrafter_mlx.drafting.published.dflash import BlockDrafter
 from redrafter_mlx.drafting.published.dflash2 import DFlash2Drafter
 from redrafter_mlx.engine.engine import Redrafter
@@ -357,7 +358,7 @@ def test_damaged_files_name_the_tensor(
 
 def test_a_target_that_scales_its_embeddings_scales_the_blocks() -> None:
     for name, scale in (("llama", 1.0), ("gemma", HIDDEN**0.5), ("granite", 3.0)):
-        assert Target(random_model(name)).embedding_scale == pytest.approx(scale, rel=1e-5)
+        assert embedding_scale(Target(random_model(name))) == pytest.approx(scale, rel=1e-5)
 
 
 def test_calibration_finds_the_layers_and_the_row_that_a_drafter_was_trained_with(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from typing import cast
 
 import mlx.core as mx
@@ -133,16 +133,6 @@ class Target:
     def n_layers(self) -> int:
         """Number of layers, whose inputs a drafter may read."""
         return len(layers_of(self._backbone, self.model_type))
-
-    @cached_property
-    def embedding_scale(self) -> float:
-        """The factor between a token's embedding and the input of the first layer."""
-        token = mx.array([[1]])
-        with self.lock:
-            hidden = self.reading((0,)).append(token, self.new_cache(), 0)
-            given = hidden[0, 0, : self.hidden_size].astype(mx.float32)
-            own = self.embedding(token)[0, 0].astype(mx.float32)
-            return cast(float, (mx.sum(given * own) / mx.sum(own * own)).item())
 
     @property
     def context_size(self) -> int:

@@ -34,7 +34,7 @@ class BlockRows:
         self.network = at_positions = cast(BlockNetwork, view)
         self._config, self.compiled = config, True
         embedding: nn.Module = target.embedding
-        scale = config.input_scale * target.embedding_scale
+        scale = config.input_scale * embedding_scale(target)
         if config.own_embedding:
             embedding, scale = network.embed_tokens, config.input_scale
         self._head = network.lm_head if config.own_head else target.output_rows()
@@ -103,3 +103,13 @@ def block_plan(seen: Seen, rows: int) -> TreePlan:
         capacity=planned_capacity(seen.bound, P + rows),
         keep=False,
     )
+
+
+def embedding_scale(target: Target) -> float:
+    """Return the factor between a token's embedding and the input of the target's first layer."""
+    token = mx.array([[1]])
+    with target.lock:
+        hidden = target.reading((0,)).append(token, target.new_cache(), 0)
+        given = hidden[0, 0, : target.hidden_size].astype(mx.float32)
+        own = target.embedding(token)[0, 0].astype(mx.float32)
+        return cast(float, (mx.sum(given * own) / mx.sum(own * own)).item())
