@@ -15,7 +15,7 @@ from redrafter_mlx.decoding.proposal import Proposal
 from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.drafting.ngram import NgramIndex
 from redrafter_mlx.response import Source, StepResult
-from redrafter_mlx.tuning.acceptance import AcceptanceStatistics, accepted_within, bounds
+from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
 from redrafter_mlx.tuning.corrections import Corrections
 from redrafter_mlx.tuning.cost import CostModel, cost_model
 from redrafter_mlx.tuning.policy import TunedPolicy
@@ -88,12 +88,6 @@ def step_result(
     return StepResult(
         [0] * len(path), sources, path, beams, depths, shape, shape.nodes, from_host, seconds
     )
-
-
-def accepted_by_shape(step: StepResult, shapes: abc.Sequence[BeamShape]) -> dict[BeamShape, int]:
-    """Return the accepted drafts by shape, for the shapes that a step gives evidence of."""
-    known, accepted = (found.tolist() for found in accepted_within(step, bounds(shapes)))
-    return {s: n for s, n, is_known in zip(shapes, accepted, known, strict=True) if is_known}
 
 
 Prefix = tuple[int, ...]

@@ -2,19 +2,17 @@
 
 A verified tree holds the trees of all smaller shapes, or nearly: a search with fewer beams
 continues from fewer prefixes, and now and then keeps one that more beams drop. A node's `beam` is
-the smallest beam width that contains it, minus one. Nodes are sorted by likelihood. So a shape of
-width w, length l and n nodes would have had the first n nodes whose beam is below w and whose depth
-is below l:
+the smallest beam width that contains it, minus one:
 
     root -+- is -+- a -+- red     beam 0, beam 1     W = 1, L = 3 would have had   is, a
           |      |     `- small   beam 1             W = 1, L = 4                  is, a, red
           |      `- dark          beam 1             W = 2, L = 3                  is, red, a, dark
           `- red                  beam 1
 
-So one step shows how many accepted drafts each smaller shape would have had. For larger shapes the
-acceptance rates by width and depth are extrapolated: a depth without recent evidence is as good as
-the depth before it, and a further beam catches a share of what the narrower ones missed. Evidence
-decays exponentially, so these guesses return, and are probed when they promise enough.
+So one step is evidence about every width and depth that its tree reaches. Others are extrapolated:
+a depth without recent evidence is as good as the depth before it, and a further beam catches a
+share of what the narrower ones missed. Evidence decays exponentially, so these guesses return, and
+are probed when they promise enough.
 """
 
 from __future__ import annotations
@@ -33,8 +31,8 @@ from redrafter_mlx.response import StepResult
 
 Array = NDArray[np.float64]
 
-_DECAY = 0.94
-"""Share of older evidence that is left after a step: half of it after 11 steps."""
+_DECAY = 0.92
+"""Share of older evidence that is left after a step: half of it after 8 steps."""
 
 _PRIOR = 2.0
 """Weight, in steps, of a guess from a neighbouring depth or width."""
@@ -92,7 +90,7 @@ class Trust:
 
 
 class AcceptanceStatistics:
-    """Acceptance rates by width and depth, and accepted drafts by shape.
+    """Acceptance rates by width and depth, and what they let expect of some shapes.
 
     shapes: the shapes to estimate, in the order of all arrays [S]
     trust:  how far continuations of the host are accepted
@@ -103,37 +101,24 @@ class AcceptanceStatistics:
         self.shapes = tuple(s for s in shapes if s.length > 1)
         self.trust = Trust()
         self.biased: AcceptanceStatistics | None = None
-        self._bounds = bounds(self.shapes)
-        W = max((s.width for s in self.shapes), default=1)
-        D = max((s.length for s in self.shapes), default=2) - 1
-        self._width, self._depth = np.arange(W)[:, None], np.arange(1, D + 1)
-        # By depth: hits and trials of depth d + 1 with w + 1 beams, in steps where depth d was
-        # accepted. By shape: accepted drafts and steps.
-        self._by_depth, self._by_shape = np.zeros((2, W, D)), np.zeros((2, len(self.shapes)))
-        self._by_depth[:, 0, 0] = _PRIOR * _FIRST_CHANCE, _PRIOR
-        self._missed = 0  # last steps in which no draft was accepted
+        self._sizes = sizes(self.shapes)
+        W, L, _ = self._sizes.max(axis=(1, 2), initial=2)
+        self._width, self._depth = np.arange(W)[:, None], np.arange(1, L)
+        # [3, W, D], of depth d + 1 with w + 1 beams: acceptances; trials, which are steps where
+        # depth d was accepted; and all steps whose tree reached so far.
+        self._counts: Array = np.zeros((3, W, L - 1))
+        self._counts[:2, 0, 0] = _PRIOR * _FIRST_CHANCE, _PRIOR
 
     def learn(self, *rows: StepResult) -> None:
         """Record one drafted step, with the result of each batch row."""
-        missed = max([len(step.path) for step in rows]) == 1
-        self._missed = self._missed + 1 if missed else 0
-        share = _DECAY ** max(1, min(self._missed - 2, 4))
-        self._by_depth *= share
-        self._by_shape *= share
-        W = len(self._width)
+        self._counts *= _DECAY
         for step in rows:
-            beams = np.array(step.beams)
-            reached = (beams[step.path] <= self._width).sum(axis=1, keepdims=True) - 1  # [W, 1]
-            covered = (self._depth <= reached + 1) & (self._width < step.shape.width)  # [W, D]
-            if _is_cut(step):
-                deepest = np.zeros(max(W, step.shape.width), np.int64)
-                np.maximum.at(deepest, beams, step.depths)
-                covered &= self._depth <= np.minimum.accumulate(deepest)[:W, None]
-            else:
-                covered &= self._depth < step.shape.length
-            self._by_depth += covered & (self._depth <= reached), covered
-            covered, accepted = accepted_within(step, self._bounds)
-            self._by_shape += covered * accepted, covered
+            beams, depths = np.array(step.beams), np.array(step.depths)
+            deepest = ((beams == self._width) * depths).max(axis=1, keepdims=True)  # [W, 1]
+            covered = self._depth <= np.minimum.accumulate(deepest)  # [W, D]
+            reached = (beams[step.path] <= self._width).sum(axis=1, keepdims=True) - 1
+            tried = covered & (self._depth <= reached + 1)
+            self._counts += tried & (self._depth <= reached), tried, covered
 
     def of(self, *, biased: bool) -> AcceptanceStatistics:
         """Return the statistics of rows with a grammar or penalties (`biased`), or of the others.
@@ -147,7 +132,7 @@ class AcceptanceStatistics:
     def chances(self) -> Array:
         """Return [W, D], the chance that depth d + 1 is accepted if d was, with w + 1 beams."""
         rows: list[list[float]] = []
-        for all_hits, all_trials in zip(*self._by_depth.tolist(), strict=True):
+        for all_hits, all_trials in zip(*self._counts[:2].tolist(), strict=True):
             row: list[float] = []
             for d, (hits, trials) in enumerate(zip(all_hits, all_trials, strict=True)):
                 if rows:
@@ -161,13 +146,13 @@ class AcceptanceStatistics:
 
     def tokens(self) -> Array:
         """Return [S], the expected tokens of a step of each shape, the bonus token included."""
-        accepted, steps = self._by_shape
-        guess = expected_drafts(self.chances(), self._bounds)
-        return 1 + (accepted + _PRIOR * guess) / (steps + _PRIOR)
+        return 1 + expected_drafts(self.chances(), self._sizes)
 
     def steps(self) -> Array:
         """Return [S], the number of steps with evidence about each shape; older ones weigh less."""
-        return self._by_shape[1]
+        width, length, _ = self._sizes[:, :, 0]
+        steps: Array = self._counts[2, width - 1, length - 2]
+        return steps
 
     def accepted_by_depth(self, shape: BeamShape) -> list[float]:
         """Return the chance that a draft of each depth is accepted, for a shape that is not cut."""
@@ -175,52 +160,37 @@ class AcceptanceStatistics:
         return of_width[: shape.length - 1]
 
     def continued(self, shapes: Iterable[BeamShape]) -> AcceptanceStatistics:
-        """Return statistics of `shapes` for the next answer, with half of this evidence.
-
-        The trust in continuations is shared.
-        """
+        """Return statistics of other shapes that begin with this evidence, and share the trust."""
         other = AcceptanceStatistics(shapes)
-        _, W, D = np.minimum(self._by_depth.shape, other._by_depth.shape)
-        other._by_depth[:, :W, :D] = self._by_depth[:, :W, :D] / 2
-        # The first chance has no neighbour to be guessed from, so its evidence never fades away.
-        other._by_depth[:, 0, 0] *= max(1.0, _PRIOR / other._by_depth[1, 0, 0])
-        known = {shape: i for i, shape in enumerate(self.shapes)}
-        for i, shape in enumerate(other.shapes):
-            if shape in known:
-                other._by_shape[:, i] = self._by_shape[:, known[shape]] / 2
+        _, W, D = np.minimum(self._counts.shape, other._counts.shape)
+        other._counts[:, :W, :D] = self._counts[:, :W, :D]
         other.trust = self.trust
         other.biased = self.biased and self.biased.continued(shapes)
         return other
 
     def to_record(self) -> dict[str, object]:
         """Return a record for a file; `from_record` is the inverse."""
-        shapes = [[s.width, s.length, s.nodes] for s in self.shapes]
-        return {
-            "shapes": shapes,
-            "by_shape": self._by_shape.tolist(),
-            "by_depth": self._by_depth.tolist(),
-            "trust": self.trust.to_record(),
-        }
+        return {"counts": self._counts.tolist(), "trust": self.trust.to_record()}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> AcceptanceStatistics:
-        """Read a record; raises ValueError, TypeError or KeyError if it cannot be statistics."""
-        known = cls(BeamShape(w, n, nodes) for w, n, nodes in record["shapes"])
-        for counts, stored in (
-            (known._by_shape, np.array(record["by_shape"], float)),
-            (known._by_depth, np.array(record["by_depth"], float)),
-        ):
-            if stored.shape != counts.shape or not np.all(np.isfinite(stored) & (stored >= 0)):
-                raise ValueError(f"no counts of {len(known.shapes)} shapes")
-            counts[...] = stored
-        hits, trials = known._by_depth
+        """Read a record, for no shapes but the largest that its steps have shown.
+
+        Raises ValueError, TypeError or KeyError if it cannot be statistics.
+        """
+        counts = np.array(record["counts"], float)
+        three, W, D = counts.shape
+        known = cls([BeamShape(W, D + 1)])
+        if three != 3 or not np.all(np.isfinite(counts) & (counts >= 0)):
+            raise ValueError("these are no counts")
+        hits, trials, _ = known._counts = counts
         if trials[0, 0] == 0 or np.any(hits > trials * 1.000001):
             raise ValueError("more was accepted than drafted, or nothing was drafted")
         known.trust = Trust.from_record(record["trust"])
         return known
 
 
-def bounds(shapes: Sequence[BeamShape]) -> NDArray[np.int64]:
+def sizes(shapes: Sequence[BeamShape]) -> NDArray[np.int64]:
     """Return [3, S, 1]: width, length and nodes of each shape."""
     each = [(s.width, s.length, s.nodes) for s in shapes]
     return np.array(each, np.int64).reshape(-1, 3).T[:, :, None]
@@ -231,7 +201,7 @@ def expected_drafts(chances: Array, shapes: NDArray[np.int64]) -> Array:
 
     Shapes:
       chances: [W, D], the chance that depth d + 1 is accepted if d was, with w + 1 beams
-      shapes:  [3, S, 1], see `bounds`
+      shapes:  [3, S, 1], see `sizes`
     Returns:
       [S]
     """
@@ -246,32 +216,7 @@ def expected_drafts(chances: Array, shapes: NDArray[np.int64]) -> Array:
     return drafts
 
 
-def accepted_within(
-    step: StepResult, shapes: NDArray[np.int64]
-) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Return what a step shows about other shapes, [3, S, 1] as from `bounds`.
-
-    Returns:
-      covered:  [S], whether the step is evidence about the shape
-      accepted: [S], the number of drafts that the shape would have had accepted
-    """
-    width, length, nodes = shapes
-    inside = (np.array(step.beams) < width) & (np.array(step.depths) < length)  # [S, N]
-    rank = inside.cumsum(axis=1)
-    accepted = (inside & (rank <= nodes))[:, step.path].sum(axis=1) - 1
-    covered = (width <= step.shape.width) & (length <= step.shape.length)
-    if _is_cut(step):
-        covered &= rank[:, -1:] >= nodes
-    return covered[:, 0], accepted
-
-
 def _reached(chances: Array) -> Array:
     """Return [W, D], the chance that depth d + 1 is accepted with w + 1 beams."""
     reached: Array = np.maximum.accumulate(chances.cumprod(axis=1), axis=0)
     return reached
-
-
-def _is_cut(step: StepResult) -> bool:
-    """Whether the node capacity may have cut nodes of the beams."""
-    full = step.shape.width * (step.shape.length - 1) + 1
-    return len(step.beams) == step.shape.nodes < full
