@@ -16,8 +16,7 @@ from redrafter_mlx.errors import RedrafterError, device_failure
 from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.target_model.fingerprint import nbytes_of
 from redrafter_mlx.tuning.advice import LOOKUP, NOTHING, TRAINED, expected_speed, published
-from redrafter_mlx.tuning.candidates import LENGTHS
-from redrafter_mlx.tuning.cost import CostModel
+from redrafter_mlx.tuning.cost import LENGTHS, CostModel
 from redrafter_mlx.weights.fit.model_size import bits_of_drafter, quantised_bits
 from redrafter_mlx.weights.fit.needs import stored_model
 from redrafter_mlx.weights.known_drafters import known_drafters

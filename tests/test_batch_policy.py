@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import statistics
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import get_args
@@ -26,10 +28,8 @@ from redrafter_mlx.decoding.proposal import Drafted
 from redrafter_mlx.drafting.continuation import Kind
 from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
-from redrafter_mlx.tuning.budget import ProbeBudget
-from redrafter_mlx.tuning.candidates import candidates
 from redrafter_mlx.tuning.corrections import Corrections
-from redrafter_mlx.tuning.cost import CostModel, cost_model
+from redrafter_mlx.tuning.cost import CostModel, candidates, cost_model
 from redrafter_mlx.tuning.policy import TunedPolicy
 
 LATE = 2
@@ -146,10 +146,10 @@ def answer(
     `dearer` is by how much drafted steps cost more than expected, by the answer's index.
     """
     acceptance = AcceptanceStatistics(candidates(costs, batches=(1, 8)))
-    times, budget, compiled, taken = Corrections(), ProbeBudget(), set[BeamShape](), list[Taken]()
+    times, compiled, taken = Corrections(), set[BeamShape](), list[Taken]()
     for number in range(answers):
         acceptance = acceptance.continued(acceptance.shapes)
-        policy = TunedPolicy(costs, acceptance, times, budget)
+        policy = TunedPolicy(costs, acceptance, times)
         texts = [Text(0.55, 100 * number + i) for i in range(batch)]
         factor = dearer(number)
         taken += decode(costs, texts, SHORT, policy, factor, compiling=0.6, compiled=compiled)
@@ -290,7 +290,7 @@ def test_a_step_of_a_batch_is_forgotten_as_fast_as_that_of_one_row() -> None:
     for _ in range(40):
         one.learn(hit)
         four.learn(hit, hit, hit, miss)
-    assert four.steps()[0] == pytest.approx(4 * one.steps()[0])
+    assert one.tokens()[0] > 1.99
     assert four.tokens()[0] == pytest.approx(1.75, abs=0.02)
 
 
@@ -388,6 +388,25 @@ def test_a_row_that_ended_takes_its_planned_copies_along() -> None:
         return policy.acceptance.trust.of("long match")
 
     assert trust(other=True) == trust(other=False) < 1
+
+
+def test_copies_of_rows_that_were_cancelled_are_not_kept() -> None:
+    """And a result whose plan is no longer known is no error."""
+    policy = TunedPolicy(FREE, AcceptanceStatistics(()))
+    rows = [sequence(120, NgramIndex(Lookup(), repeating(seed))) for seed in range(1, 6)]
+    for row in rows:
+        policy.propose([row])
+        (plan,) = policy.revise([row], [Drafted(PLAIN)])
+        assert plan is not None
+    cancelled = weakref.ref(rows.pop(0))
+    del row
+    gc.collect()
+    assert cancelled() is None
+    nodes = [*range(8)]
+    copied = step_result(BeamShape(1, 8), [0] * 8, nodes, nodes, from_host=True, seconds=0.1)
+    for _ in range(3):
+        policy.learn(rows[:1], [copied])
+    assert policy.acceptance.trust.of("long match") == 1
 
 
 @pytest.mark.parametrize("batch", [1, 4, 8])

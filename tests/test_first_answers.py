@@ -12,9 +12,8 @@ from redrafter_mlx.config import PLAIN
 from redrafter_mlx.decoding.proposal import Drafted
 from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
-from redrafter_mlx.tuning.candidates import candidates
 from redrafter_mlx.tuning.corrections import Corrections
-from redrafter_mlx.tuning.cost import CostModel, cost_model
+from redrafter_mlx.tuning.cost import CostModel, candidates, cost_model
 from redrafter_mlx.tuning.policy import TunedPolicy
 from redrafter_mlx.tuning.timings import Timings
 

@@ -14,9 +14,8 @@ from simulated import AnswerPolicy, Text, cliff, decode, every_shape, machine, p
 from redrafter_mlx.config import PLAIN
 from redrafter_mlx.response import StepResult
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
-from redrafter_mlx.tuning.candidates import candidates
 from redrafter_mlx.tuning.corrections import Corrections
-from redrafter_mlx.tuning.cost import CostModel
+from redrafter_mlx.tuning.cost import CostModel, candidates
 from redrafter_mlx.tuning.policy import TunedPolicy
 
 UNEVEN = machine(

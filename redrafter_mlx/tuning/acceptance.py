@@ -104,19 +104,21 @@ class AcceptanceStatistics:
         self._sizes = sizes(self.shapes)
         W, L, _ = self._sizes.max(axis=(1, 2), initial=2)
         self._width, self._depth = np.arange(W)[:, None], np.arange(1, L)
-        # [3, W, D], of depth d + 1 with w + 1 beams: acceptances; trials, which are steps where
-        # depth d was accepted; and all steps whose tree reached so far.
+        # [3, W, D], of depth d + 1 with w + 1 beams: hits; trials, in steps where depth d was
+        # accepted; and all steps whose tree reached it.
         self._counts: Array = np.zeros((3, W, L - 1))
         self._counts[:2, 0, 0] = _PRIOR * _FIRST_CHANCE, _PRIOR
+        self._missed = 0  # last steps in which no draft was accepted
 
     def learn(self, *rows: StepResult) -> None:
         """Record one drafted step, with the result of each batch row."""
-        self._counts *= _DECAY
+        self._missed = self._missed + 1 if max([len(step.path) for step in rows]) == 1 else 0
+        self._counts *= _DECAY ** max(1, min(self._missed - 2, 4))
         for step in rows:
             beams, depths = np.array(step.beams), np.array(step.depths)
             deepest = ((beams == self._width) * depths).max(axis=1, keepdims=True)  # [W, 1]
-            covered = self._depth <= np.minimum.accumulate(deepest)  # [W, D]
             reached = (beams[step.path] <= self._width).sum(axis=1, keepdims=True) - 1
+            covered = self._depth <= np.minimum.accumulate(deepest)  # [W, D]
             tried = covered & (self._depth <= reached + 1)
             self._counts += tried & (self._depth <= reached), tried, covered
 

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from redrafter_mlx.config import PLAIN
-from redrafter_mlx.tuning.candidates import LENGTHS
-from redrafter_mlx.tuning.cost import LEVEL_COST, CostModel
+from redrafter_mlx.tuning.cost import LENGTHS, LEVEL_COST, CostModel
 
 
 @dataclass(frozen=True)

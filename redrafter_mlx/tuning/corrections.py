@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _RECENT, _COMPARED = 6, 3
@@ -24,8 +24,7 @@ with whose median a step of another kind is compared: a slow step or two correct
 minute a machine may have become twice as fast (test_step_times)."""
 
 _ENOUGH, _MAX = 2, 9
-"""Minimum and maximum number of a kind's last comparisons, whose median is its correction: wrong
-costs are found out within 40 steps (test_corrections)."""
+"""Minimum and maximum number of a kind's last comparisons, whose median is its correction."""
 
 _FORGET_EVERY = 96
 """Number of timed steps after which one comparison of each drafted kind that seemed too expensive
@@ -54,19 +53,18 @@ class BatchCorrections:
     """Step times of one class of batch sizes, relative to their predictions.
 
     used:    the kinds of steps that this process has taken
-    version: grows when corrections may have changed
+    factors: the factor on the predicted seconds of each known kind, 1 for plain steps
+    others:  the factor of drafted kinds that are not known: the profile may be wrong about one row,
+             with which all are compared
     """
 
     def __init__(self) -> None:
         self.used: set[int] = set()
-        self.version = 0
         self._recent: deque[tuple[int, float]] = deque(maxlen=_RECENT)  # kind, measured / predicted
         self._ratios: dict[int, deque[float]] = {}  # by kind, relative to plain steps
-        self._drafted: deque[float] = deque(maxlen=_MAX)  # the same of any drafted kind
-        self._factors: dict[int, float] = {}  # of known kinds
-        self._others = 1.0  # factor of the other drafted kinds
         self._since_plain = self._since_forgotten = self._untimed = 0  # steps
         self._due = self._repeat = False  # whether a plain step that was due is unread, or untimed
+        self.factors, self.others = {PLAIN_KIND: 1.0}, 1.0
 
     def learn(self, kind: int, predicted: float, seconds: float | None) -> bool:
         """Record a step; return whether that changed a correction. None: it was not timed."""
@@ -76,34 +74,23 @@ class BatchCorrections:
         if seconds is None:
             self._untimed += 1
             return False
-        self._untimed = 0
-        ratio, compared = seconds / predicted, list[tuple[int, float]]()
+        self._untimed, ratio = 0, seconds / predicted
         if kind == PLAIN_KIND:
-            drafted = [one for one in self._recent if one[0] > PLAIN_KIND]
-            for other in {of for of, _ in self._recent} - {PLAIN_KIND}:
-                theirs = [each for of, each in self._recent if of == other]
-                if len(theirs) >= _COMPARED:
-                    compared.append((other, statistics.median(theirs) / ratio))
-            if len(drafted) >= _COMPARED:
-                self._drafted.append(statistics.median([each for _, each in drafted]) / ratio)
+            drafted = {of: [r for k, r in self._recent if k == of] for of, _ in self._recent}
+            levels = {of: _level(theirs) for of, theirs in drafted.items() if of != PLAIN_KIND}
+            compared = {of: level / ratio for of, level in levels.items() if level}
         else:
             # A kind that is not known yet is compared with others, too: that leads nowhere else.
-            known, anchored = kind in self._factors, self.settled(PLAIN_KIND)
-            comparable = [
-                each / self.correction(of)
-                for of, each in self._recent
-                if of == PLAIN_KIND or (not known and anchored and of != kind)
-            ]
-            if len(comparable) >= _COMPARED:
-                compared.append((kind, ratio / statistics.median(comparable)))
+            known = {PLAIN_KIND: 1.0} if kind in self.factors else self.factors
+            level = _level([r / known[of] for of, r in self._recent if of in known])
+            compared = {kind: ratio / level} if level else {}
         self._recent.append((kind, ratio))
-        for other, relative in compared:
-            self._ratios.setdefault(other, deque(maxlen=_MAX)).append(relative)
-        self._since_forgotten += 1
-        if forgets := self._since_forgotten == _FORGET_EVERY:
-            self._since_forgotten = 0
-            self._forget([kind for kind in self._ratios if kind > 0])
-        return self._find_factors() if compared or forgets or kind == PLAIN_KIND else False
+        for of, relative in compared.items():
+            self._ratios.setdefault(of, deque(maxlen=_MAX)).append(relative)
+        self._since_forgotten = (self._since_forgotten + 1) % _FORGET_EVERY
+        if self._since_forgotten == 0:
+            self._forget([of for of in self._ratios if of > 0])
+        return self._find_factors() if compared or self._since_forgotten == 0 else False
 
     def slowness(self) -> float | None:
         """Return the recent ratio of measured to corrected seconds; None before the first step."""
@@ -112,25 +99,21 @@ class BatchCorrections:
 
     def known(self, kind: int) -> bool:
         """Whether enough steps of this kind were compared with plain ones."""
-        return kind == PLAIN_KIND or kind in self._factors
+        return kind in self.factors
 
-    def settled(self, kind: int) -> bool:
+    def holds(self, kind: int) -> bool:
         """Whether the correction of drafted steps of a kind, or of any, is known and still holds.
 
         Its last comparison differs where drafts have become more expensive, or less.
         """
         if kind == PLAIN_KIND:
-            return bool(self._factors) or len(self._drafted) >= _ENOUGH
-        factor = self._factors.get(kind, 0.0)
+            return len(self.factors) > 1
+        factor = self.factors.get(kind, 0.0)
         return factor > 0 and 1 / _CHANGE < self._ratios[kind][-1] / factor < _CHANGE
 
     def correction(self, kind: int) -> float:
-        """Return the factor on the predicted seconds of a step of this kind.
-
-        It is 1 for plain steps. If too few drafted steps of a kind were compared, it is that of
-        others: the profile may be wrong about one row, with which all are compared.
-        """
-        return self._factors.get(kind, self._others if kind > PLAIN_KIND else 1.0)
+        """Return the factor on the predicted seconds of a step of this kind."""
+        return self.factors.get(kind, self.others if kind > 0 else 1.0)
 
     def plain_is_due(self, every: int) -> bool:
         """Count a step that is about to be chosen; whether it should be plain, as one in `every`.
@@ -169,7 +152,7 @@ class BatchCorrections:
         self._forget([kind for kind in self._ratios if kind < 0])
         self._find_factors()
 
-    def _forget(self, kinds: Sequence[int]) -> None:
+    def _forget(self, kinds: Iterable[int]) -> None:
         """Forget one comparison of each of these kinds that seemed too expensive."""
         for kind in kinds:
             if statistics.median(self._ratios[kind] or [1.0]) > 1:
@@ -177,21 +160,17 @@ class BatchCorrections:
 
     def _find_factors(self) -> bool:
         """Find the corrections anew; return whether any changed."""
-        before = self._factors, self._others
-        self.version += 1
-        self._factors = {
-            kind: statistics.median([1.0, *ratios])
-            for kind, ratios in self._ratios.items()
-            if len(ratios) >= _ENOUGH
-        }
+        before = self.factors
+        known = {kind: r for kind, r in self._ratios.items() if len(r) >= _ENOUGH}
+        drafted = {kind: statistics.median([1.0, *r]) for kind, r in known.items()}
         sizes: dict[int, list[float]] = {}
-        for kind, factor in self._factors.items():
+        for kind, factor in drafted.items():
             if kind > 0:
                 sizes.setdefault((kind - 1).bit_length(), []).append(factor)
         # Row counts of about one size may be wrong alone; if all sizes are, it is the plain step.
-        found = [statistics.median(factors) for factors in sizes.values()]
-        self._others = statistics.median([1.0, *(found or self._drafted)])
-        return before != (self._factors, self._others)
+        self.others = statistics.median([1.0, *map(statistics.median, sizes.values())])
+        self.factors = {PLAIN_KIND: 1.0, **drafted}
+        return before != self.factors
 
 
 class Corrections:
@@ -199,9 +178,12 @@ class Corrections:
 
     Sizes are taken together up to each power of two: 1, 2, 3 and 4, 5 to 8. What predictions miss
     grows slowly with the size, and where requests come and go, few steps have the same one.
+
+    saved: seconds that probes may cost; infinite until the first is paid
     """
 
     def __init__(self) -> None:
+        self.saved = math.inf
         self._by_class: dict[int, BatchCorrections] = {}
 
     def of(self, batch: int) -> BatchCorrections:
@@ -225,3 +207,8 @@ class Corrections:
             found._by_class[int(number)] = times = BatchCorrections()
             times.restore(since, ratios)
         return found
+
+
+def _level(ratios: Sequence[float]) -> float | None:
+    """Return the median of recent steps; None if there are too few."""
+    return statistics.median(ratios) if len(ratios) >= _COMPARED else None

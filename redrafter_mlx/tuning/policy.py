@@ -1,9 +1,10 @@
 """Policy: the proposal that promises the most tokens per second, step by step.
 
 Expected tokens come from the acceptance statistics, seconds from the cost model, corrected by what
-steps take. Plain decoding is one of the shapes. A shape is chosen once enough steps are evidence
-about it. Other shapes that seem to promise more are probed, as far as a budget pays. Continuations
-that the host finds after reading replace the drafts, or join them, where they promise more.
+steps take. Plain decoding is one of the shapes. A shape is chosen after a step that is evidence
+about it. Others that seem to promise more are probed, as far as the time saved for that goes.
+Continuations that the host finds after reading replace the drafts, or join them, where they promise
+more.
 
 The sequences of a batch share one shape. It is chosen by the cost of all of them together and by
 the mean number of tokens of each, so that drafting stops where a batch fills the device by itself.
@@ -27,40 +28,33 @@ from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.drafting.continuation import Continuation
 from redrafter_mlx.response import StepResult
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
-from redrafter_mlx.tuning.budget import ProbeBudget
-from redrafter_mlx.tuning.candidates import candidates
 from redrafter_mlx.tuning.corrections import Corrections, kind_of
-from redrafter_mlx.tuning.cost import CostModel
-from redrafter_mlx.tuning.revision import Revisable, RevisedTree, best_revision
-from redrafter_mlx.tuning.shape_costs import ShapeCosts
+from redrafter_mlx.tuning.cost import CostModel, candidates
+from redrafter_mlx.tuning.revision import Tree, best_revision
+from redrafter_mlx.tuning.step_costs import StepCosts
 
 _MARGIN = 0.01
 """Minimum relative gain for which another shape replaces the current one: less is noise
 (test_a_small_gain_is_not_worth_a_change)."""
 
-_ENOUGH = 3.0
-"""Minimum number of steps with evidence about a shape before it is chosen without a probe."""
+_SHARE, _ASSUMED_SHARE = 0.016, 0.025
+"""Shares of the time that are saved for probes: so that probes and their other costs take at most
+2% (test_shape), and while costs are assumed, so that no answer is slower by over 3%
+(test_first_answers)."""
 
-_SHARE, _ASSUMED_SHARE, _GAIN_SHARE = 0.015, 0.025, 0.5
-"""Shares that go into the probe budget: of the time, so that probes and their other costs take at
-most 2% (test_shape); of the time while costs are assumed, so that no answer is slower by over 3%
-(test_first_answers); and then of what drafts gain over plain steps."""
+_MAX_PROBES = 3
+"""Maximum number of probes that the saved time can pay: one failed probe does not end a series."""
 
 _PLAIN_EVERY, _PLAIN_SELDOM = 8, 128
 """One in so many steps is plain, so that drafts are compared with it: until the correction of the
 chosen shape is known, and from then on (test_step_times)."""
-
-_UNSURE_DRAFTS = 3
-"""Maximum number of drafts of a continuation with a limit, while it is not known what such a step
-takes: a wrong one with more can cost several plain steps, a tenth of a short answer
-(test_copies_are_short_until_it_is_known_what_they_take)."""
 
 
 class _Revised(NamedTuple):
     """A step with continuations: those by sequence, and what is predicted of it."""
 
     found: dict[Sequence, Continuation]
-    kind: int
+    nodes: int
     seconds: float
 
 
@@ -75,27 +69,26 @@ class TunedPolicy:
         costs: CostModel,
         acceptance: AcceptanceStatistics | None = None,
         corrections: Corrections | None = None,
-        budget: ProbeBudget | None = None,
     ) -> None:
-        """Without a `budget` it begins with none if costs are assumed, otherwise with a full one.
-
-        So each answer with assumed costs saves for its own probes, and a short one tries nothing.
-        """
+        """With assumed costs, each answer saves for its own probes: a short one tries nothing."""
         self.acceptance = acceptance or AcceptanceStatistics(candidates(costs))
         self.shapes = (PLAIN, *self.acceptance.shapes)
         self._proposals = [Proposal(shape) for shape in self.shapes]
-        self._numbers = {shape: i for i, shape in enumerate(self.shapes)}
         self._corrections = corrections or Corrections()
-        self._costs = ShapeCosts(self.shapes, costs, self._corrections)
-        self._budget = budget or ProbeBudget(0.0 if costs.assumed else math.inf)
+        if costs.assumed:
+            self._corrections.saved = 0.0
+        self._share = _ASSUMED_SHARE if costs.assumed else _SHARE
+        self._costs = StepCosts(self.shapes, costs, self._corrections)
+        self._max_nodes = costs.max_nodes
         self._longest = min(MAX_BEAM_LENGTH, costs.max_nodes) - 1  # continuation
         self._biased_share = 0.0  # of the sequences
         self._tokens = np.ones(len(self.shapes))  # of a sequence
         self._best = self._probed = 0  # indices of shapes
-        self._price = self._most = self._income = 0.0
         self._probes: deque[tuple[BeamShape, float]] = deque()  # unread, and the most they may take
-        self._revisions: deque[_Revised] = deque()  # unread
-        self._stale = True
+        self._revisions: deque[_Revised] = deque(
+            maxlen=2
+        )  # of the step that is read, and of the next
+        self._chosen_for = 0, 0  # sequences, and bits of the longest one's length; 0 if outdated
 
     def begin_answer(self) -> None:
         """Give continuations that were given up another chance, for the text of a new answer."""
@@ -106,16 +99,14 @@ class TunedPolicy:
 
     def propose(self, sequences: abc.Sequence[Sequence]) -> Proposal:
         """Return what to draft, the same for all sequences."""
-        self._look_up(max([one.committed for one in sequences]), len(sequences))
-        if self._stale:
-            self._choose()
-        settled = self._costs.times.settled(self._costs.rows[self._best])
-        if self._costs.times.plain_is_due(_PLAIN_SELDOM if settled else _PLAIN_EVERY):
+        length, batch = max([one.committed for one in sequences]), len(sequences)
+        if self._chosen_for != (batch, length.bit_length()):
+            self._choose(length, batch)
+        costs = self._costs
+        seldom = costs.times.holds(costs.rows[self._best])
+        if costs.times.plain_is_due(_PLAIN_SELDOM if seldom else _PLAIN_EVERY):
             return self._proposals[0]
-        if self._probed == self._best or not self._budget.pays(self._price, self._income):
-            return self._proposals[self._best]
-        self._probes.append((self.shapes[self._probed], self._most))
-        return self._proposals[self._probed]
+        return self._proposals[self._probed if self._pays_probe() else self._best]
 
     def revise(
         self, sequences: abc.Sequence[Sequence], drafted: abc.Sequence[Drafted]
@@ -128,20 +119,24 @@ class TunedPolicy:
         for one, best, made in zip(sequences, found, drafted, strict=True):
             known = self.acceptance.of(biased=one.biased)
             branches = known.accepted_by_depth(made.shape) if best and made.joinable else []
-            trees.append(self._revisable(best[0] if best else None, made.shape, branches))
+            trees.append(self._tree(best[0] if best else None, made.shape, branches))
         largest = max([made.shape for made in drafted], key=lambda shape: shape.nodes)
         revised = self._best_revision(sequences, trees, largest)
         if revised is None:
             return [None] * len(sequences)
-        pairs = zip(sequences, revised, strict=True)
-        continued = {one: tree.proposal.continuations[0] for one, tree in pairs if tree.proposal}
+        continued = {
+            one: tree.proposal.continuations[0]
+            for one, tree in zip(sequences, revised, strict=True)
+            if tree.proposal
+        }
         nodes = max([tree.shape.nodes for tree in revised])
         seconds = self._costs.after_reading(nodes, max([tree.shape.width for tree in revised]))
         seconds += self._costs.drafting(largest)
-        self._revisions.append(_Revised(continued, kind_of(nodes, waited=True), seconds))
-        after = self._draft_after(revised)
+        self._revisions.append(_Revised(continued, nodes, seconds))
+        # After one that is accepted in full, the match is longer and the next step has another one.
+        after = 2 * sum([tree.holds for tree in revised]) < len(revised)
         proposals = [tree.proposal for tree in revised]
-        return [made and replace(made, draft_after=made.join or after) for made in proposals]
+        return [one and replace(one, draft_after=one.join or after) for one in proposals]
 
     def may_revise(self, sequences: abc.Sequence[Sequence]) -> bool:
         """Whether the longest matches that the next tokens can complete would be verified.
@@ -151,7 +146,7 @@ class TunedPolicy:
         found = [one.next_continuation(self._longest) for one in sequences]
         if not any(found):
             return False
-        trees = [self._revisable(one, PLAIN, []) for one in found]
+        trees = [self._tree(one, PLAIN, ()) for one in found]
         return self._best_revision(sequences, trees, PLAIN) is not None
 
     def learn(self, sequences: abc.Sequence[Sequence], steps: abc.Sequence[StepResult]) -> None:
@@ -160,13 +155,12 @@ class TunedPolicy:
             return
         biased = [one.biased for one in sequences]
         share = sum(biased) / len(biased)
-        self._stale = self._stale or share != self._biased_share
-        self._biased_share = share
+        changed, self._biased_share = share != self._biased_share, share
         if any(step.from_host for step in steps):
-            self._learn_revision(sequences, steps)
+            changed |= self._learn_revision(sequences, steps)
         else:
-            self._learn_time(steps)
-        for of in (False, True) if any(biased) else (False,):
+            changed |= self._learn_time(steps)
+        for of in {*biased}:
             drafts = [
                 step
                 for step, this in zip(steps, biased, strict=True)
@@ -174,34 +168,32 @@ class TunedPolicy:
             ]
             if drafts:
                 self.acceptance.of(biased=of).learn(*drafts)
-                self._stale = True
+                changed = True
+        if changed:
+            self._chosen_for = 0, 0
 
     def expected_rates(self, length: int) -> dict[BeamShape, tuple[float, float]]:
         """Return each shape's expected tokens per step and per second, after `length` tokens."""
-        self._look_up(length, 1)
-        self._choose()
+        self._choose(length, 1)
         pairs = zip(self._tokens.tolist(), self._costs.seconds.tolist(), strict=True)
         return {s: (n, n / seconds) for s, (n, seconds) in zip(self.shapes, pairs, strict=True)}
 
-    def _look_up(self, length: int, batch: int) -> None:
-        self._stale = self._costs.look_up(length, batch) or self._stale
-
-    def _choose(self) -> None:
-        """Choose the best shape among those with enough evidence, and the shape to probe.
+    def _choose(self, length: int, batch: int) -> None:
+        """Choose the best shape among those with evidence, and the shape to probe.
 
         A change of shape costs a compilation, so the shape in use stays without a clear gain.
         """
-        self._stale, costs = False, self._costs
+        self._chosen_for, costs = (batch, length.bit_length()), self._costs
+        costs.look_up(length, batch)
         tokens, steps = self.acceptance.tokens(), self.acceptance.steps()
         if self._biased_share:
             of_biased = self.acceptance.of(biased=True)
             tokens = tokens + self._biased_share * (of_biased.tokens() - tokens)
             steps = steps + self._biased_share * (of_biased.steps() - steps)
         self._tokens[1:] = tokens
-        costs.correct()
         paces = self._tokens / costs.seconds
         trusted = paces / costs.doubts
-        trusted[1:][steps < _ENOUGH] = 0.0
+        trusted[1:][steps < 1] = 0.0
         used = self._best if trusted[self._best] else 0
         trusted[used] = paces[used]
         best = int(trusted.argmax())
@@ -210,87 +202,90 @@ class TunedPolicy:
         gains = paces[promising] > paces[self._best] * (1 + _MARGIN)
         self._probed = promising if gains else self._best
         # Drafting may pay by now; what costs least is tried first where nothing is known.
-        if len(paces) > 1 and self._best == 0 and (self._probed == 0 or costs.unknown):
+        if len(paces) > 1 and self._best == 0 and (not gains or costs.nothing_is_known):
             self._probed = 1 + int(costs.seconds[1:].argmin())
-            self._budget.start_empty()
-        used_seconds = float(costs.seconds[self._best])
-        self._most = costs.most(self._probed)
-        self._price = costs.price(self._probed, self._best)
-        self._income = _SHARE * used_seconds
-        if costs.assumed:
-            gain = float(self._tokens[self._best]) * costs.plain_seconds - used_seconds
-            self._income = _ASSUMED_SHARE * used_seconds + _GAIN_SHARE * max(gain, 0.0)
+            if self._corrections.saved == math.inf:
+                self._corrections.saved = 0.0  # a probe hardly pays
 
-    def _learn_time(self, steps: abc.Sequence[StepResult]) -> None:
-        """Record the time of a step without continuations, and its gain if it was a probe."""
-        largest = steps[0] if len(steps) == 1 else max(steps, key=lambda step: step.query_rows)
+    def _pays_probe(self) -> bool:
+        """Pay for a probe of the promising shape, if enough time is saved for it."""
+        if self._probed == self._best:
+            return False
+        costs, corrections = self._costs, self._corrections
+        used = float(costs.seconds[self._best])
+        most = costs.most(self._probed)
+        price = max(most - used, costs.host_builds if self._best == 0 else 0.0)
+        corrections.saved = min(corrections.saved + self._share * used, _MAX_PROBES * price)
+        if corrections.saved < price:
+            return False
+        corrections.saved -= price
+        self._probes.append((self.shapes[self._probed], most))
+        return True
+
+    def _learn_time(self, steps: abc.Sequence[StepResult]) -> bool:
+        """Record the time of a step without continuations, and its gain if it was a probe.
+
+        Returns whether that changed a correction. The gain is saved for the next probe, so that a
+        successful one is followed by another at once.
+        """
+        largest = max(steps, key=lambda step: step.query_rows)
         shape, seconds, batch = largest.shape, largest.seconds, len(steps)
         slowness = self._corrections.of(batch).slowness() if self._probes else None
         changed = self._costs.learn(shape, batch, largest.query_rows, seconds)
-        self._stale = self._stale or changed
-        if not self._probes or all(probed != shape for probed, _ in self._probes):
-            return
-        while (probe := self._probes.popleft())[0] != shape:
-            pass  # continuations replaced the earlier probes
-        gained = sum([len(step.path) for step in steps]) / batch
-        gained = float(gained - self._tokens[self._best]) / self._pace
-        if seconds is not None and slowness is not None:
-            gained += max(probe[1] - seconds / slowness, 0.0)
-        self._budget.add(gained)
+        if any(probed == shape for probed, _ in self._probes):
+            while (probe := self._probes.popleft())[0] != shape:
+                pass  # continuations replaced the earlier probes
+            tokens = sum([len(step.path) for step in steps]) / batch
+            self._corrections.saved += (tokens - float(self._tokens[self._best])) / self._pace
+            if seconds is not None and slowness is not None:
+                self._corrections.saved += max(probe[1] - seconds / slowness, 0.0)
+        return changed
 
     def _learn_revision(
         self, sequences: abc.Sequence[Sequence], steps: abc.Sequence[StepResult]
-    ) -> None:
-        """Record the time of a step with continuations, and how far they were accepted."""
+    ) -> bool:
+        """Record the time of a step with continuations, and how far they were accepted.
+
+        Returns whether that changed a correction.
+        """
         continued = [(o, s) for o, s in zip(sequences, steps, strict=True) if s.from_host]
-        revised = self._revisions.popleft()
-        while not all(one in revised.found for one, _ in continued):
-            revised = self._revisions.popleft()  # all sequences of that revision have ended
-        times = self._corrections.of(len(steps))
-        changed = times.learn(revised.kind, revised.seconds, steps[0].seconds)
-        self._stale = self._stale or changed
+        while self._revisions:
+            revised = self._revisions.popleft()
+            if all(one in revised.found for one, _ in continued):
+                break
+        else:
+            return False  # all sequences of that revision had ended
         for one, step in continued:
             found = revised.found[one]
             n, right = len(found.tokens), common_prefix(found.tokens, step.tokens)
             trust = self.acceptance.of(biased=one.biased).trust
             trust.learn(found.kind, found.expected / n, right / n)
+        times = self._corrections.of(len(steps))
+        return times.learn(kind_of(revised.nodes, waited=True), revised.seconds, steps[0].seconds)
 
     def _best_revision(
-        self, sequences: abc.Sequence[Sequence], trees: list[Revisable], largest: BeamShape
-    ) -> list[RevisedTree] | None:
+        self, sequences: abc.Sequence[Sequence], trees: list[Tree], largest: BeamShape
+    ) -> list[Tree] | None:
         """Return the best continuations over trees of at most the largest shape, if any gain."""
-        costs, biased = self._costs, all(one.biased for one in sequences)
-        trust = self.acceptance.of(biased=biased).trust
-        drafted = costs.without_drafting(largest)
-        return best_revision(trees, trust, self._pace, drafted, costs.revised, costs.max_nodes)
+        trust = self.acceptance.of(biased=all(one.biased for one in sequences)).trust
+        costs, drafted = self._costs, self._costs.without_drafting(largest)
+        return best_revision(trees, trust, self._pace, drafted, costs.revised, self._max_nodes)
 
-    def _revisable(
+    def _tree(
         self, found: Continuation | None, shape: BeamShape, branches: abc.Sequence[float]
-    ) -> Revisable:
-        """Return a tree, with the number of drafts that its continuation may have."""
+    ) -> Tree:
+        """Return a tree as it was drafted, with the number of drafts its continuation may have.
+
+        If it has a limit, a quarter of that until it is known what such steps take: a wrong one
+        can cost several plain steps. Few numbers are possible: each needs its own compiled graph.
+        """
         longest = 0 if found is None else len(found.tokens)
         if found is not None and found.limit is not None:
-            longest = min(longest, found.limit)
-            kind = kind_of(2 * _UNSURE_DRAFTS, waited=True)
-            if self._costs.assumed and not self._costs.times.known(kind):
-                longest = min(longest, _UNSURE_DRAFTS)
-        tokens = float(self._tokens[self._numbers.get(shape, 0)])
-        return Revisable(found, longest, shape, branches, tokens)
-
-    def _draft_after(self, revised: abc.Sequence[RevisedTree]) -> bool:
-        """Whether to draft for the step after continuations.
-
-        After one that is accepted in full, the match is longer and the next step has another one:
-        drafts would be wasted.
-        """
-        shape, costs = self.shapes[self._best], self._costs
-        if shape == PLAIN:
-            return True  # nothing is drafted, or it is a probe, which was paid for
-        drafting = costs.drafting(shape) * costs.times.correction(shape.nodes)
-        extra = float(costs.seconds[self._best]) - costs.plain_seconds - drafting
-        gain = float(self._tokens[self._best]) - 1 - self._pace * extra
-        holds = sum([tree.holds for tree in revised]) / len(revised)
-        return (1 - holds) * gain > self._pace * drafting
+            sure = self._costs.is_sure_of(found.limit // 4 + 1)
+            longest = min(longest, found.limit if sure else found.limit // 4)
+        longest = (1 << (longest + 1).bit_length() - 1) - 1
+        tokens = float(self._tokens[self._costs.numbers.get(shape, 0)])
+        return Tree(shape, tokens, found, longest, branches)
 
     @property
     def _pace(self) -> float:

@@ -15,10 +15,8 @@ from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.target_model.fingerprint import values_hash
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
-from redrafter_mlx.tuning.budget import ProbeBudget
-from redrafter_mlx.tuning.candidates import LENGTHS, WIDEST, candidates
 from redrafter_mlx.tuning.corrections import Corrections
-from redrafter_mlx.tuning.cost import LEVEL_COST, CostModel, cost_model
+from redrafter_mlx.tuning.cost import LENGTHS, LEVEL_COST, WIDEST, CostModel, candidates, cost_model
 from redrafter_mlx.tuning.policy import TunedPolicy
 from redrafter_mlx.tuning.profile import BATCHES, Profiler
 from redrafter_mlx.tuning.store import Record, record_file, save_record, saved_record
@@ -146,7 +144,7 @@ class Tuner:
             running = [lent.acceptance for lent, of in self._lent.items() if of == method]
             earlier = self._record.acceptance.get(method, self.statistics())
             known = running[0] if running else earlier.continued(self._candidates)
-            policy = TunedPolicy(self.costs, known, self._record.corrections, self._budget)
+            policy = TunedPolicy(self.costs, known, self._record.corrections)
             policy.begin_answer()
             self._lent[policy] = method
             return policy
@@ -170,8 +168,6 @@ class Tuner:
     def _use_timings(self) -> None:
         """Choose by the measured times from now on."""
         self.costs = self._cost_model(self._record.timings)
-        # With assumed costs, each answer pays for its own probes.
-        self._budget = None if self.costs.assumed else ProbeBudget()
         batches = (1, BATCHES[-1])
         self._candidates = candidates(self.costs, self.widest, self._limit, batches)
 
