@@ -186,7 +186,7 @@ def _main() -> None:
     from a line of standard input, which stays open as long as the result is wanted, and prints
     tokens per second on standard output.
     """
-    from redrafter_mlx.tuning.advice import TRAINED, expected_speed
+    from redrafter_mlx.cli.expected_speed import TRAINED, expected_speed
 
     loading = opt.ModelOptions(**json.loads(sys.stdin.readline()))
     threading.Thread(target=_end_with_input, daemon=True).start()

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from redrafter_mlx.cli.expected_speed import LOOKUP, NOTHING, TRAINED, expected_speed, published
 from redrafter_mlx.cli.progress import duration
 from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.distill.estimate import Estimate
@@ -15,7 +16,6 @@ from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import RedrafterError, device_failure
 from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.target_model.fingerprint import nbytes_of
-from redrafter_mlx.tuning.advice import LOOKUP, NOTHING, TRAINED, expected_speed, published
 from redrafter_mlx.tuning.cost import LENGTHS, CostModel
 from redrafter_mlx.weights.fit.model_size import bits_of_drafter, quantised_bits
 from redrafter_mlx.weights.fit.needs import stored_model

@@ -19,7 +19,7 @@ from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
 from redrafter_mlx.tuning.corrections import Corrections
 from redrafter_mlx.tuning.cost import CostModel, cost_model
 from redrafter_mlx.tuning.policy import TunedPolicy
-from redrafter_mlx.tuning.profile import BATCH_LENGTHS, BATCH_ROWS, BATCHES, ROWS
+from redrafter_mlx.tuning.profile import ROWS
 from redrafter_mlx.tuning.timings import Case, Setup, Timings
 
 SETUP = Setup("chip", "model", "drafter", "float32", "0.0", "none")
@@ -52,11 +52,13 @@ def timings_of_batches(
     call: Callable[[int], float],
     drafting: Callable[[int, int], float] = lambda w, n: (1 + 0.1 * w) * (n - 1),
 ) -> Timings:
-    """Return `timings` with the cases for batches added: nothing is left to measure."""
+    """Return `timings` with cases of batches added, as if more rows and beams were measured."""
     known = timings(call, drafting)
-    more: dict[Case, float] = {("call", rows, 128): call(rows) / 1e3 for rows in BATCH_ROWS}
-    for beams in sorted({width * batch for width in range(1, 5) for batch in BATCHES}):
-        more |= {("draft", beams, n): drafting(beams, n) / 1e3 for n in BATCH_LENGTHS}
+    more: dict[Case, float] = {
+        ("call", rows, 128): call(rows) / 1e3 for rows in (40, 48, 64, 96, 128)
+    }
+    for beams in sorted({width * batch for width in range(1, 5) for batch in (2, 4, 8)}):
+        more |= {("draft", beams, n): drafting(beams, n) / 1e3 for n in (2, 4)}
     return replace(known, seconds=more | known.seconds)
 
 

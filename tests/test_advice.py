@@ -15,11 +15,18 @@ from test_train_cli import save_folder
 from test_tune import bench, model, shell  # noqa: F401
 
 from redrafter_mlx.bench.papers.published import CHIPS, timings
+from redrafter_mlx.cli.expected_speed import (
+    LOOKUP,
+    NOTHING,
+    TRAINED,
+    Kind,
+    expected_speed,
+    published,
+)
 from redrafter_mlx.cli.tune_advice import training_estimate
 from redrafter_mlx.config import PLAIN
 from redrafter_mlx.distill.estimate import Estimate
 from redrafter_mlx.loading.load import load
-from redrafter_mlx.tuning.advice import LOOKUP, NOTHING, TRAINED, Kind, expected_speed, published
 from redrafter_mlx.tuning.cost import CostModel
 
 CHEAP = machine(cliff(8))

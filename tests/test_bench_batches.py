@@ -157,7 +157,7 @@ def test_only_rounds_that_every_method_has_finished_are_complete() -> None:
 def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model without measurements of the machine, for which no test waits."""
     monkeypatch.setattr(options, "load_model", lambda _, engine, **__: drafted(engine))
-    monkeypatch.setattr(Tuner, "measured_for", lambda *_: True)
+    monkeypatch.setattr(Tuner, "measured", True)
 
 
 @pytest.mark.usefixtures("loaded")

@@ -219,7 +219,7 @@ def test_a_measurement_that_is_interrupted_ends_before_its_caller_goes_on(
     assert redrafter.tuning is not None
     began = threading.Event()
 
-    def measure(tell: Callable[[float], None], _: int) -> None:
+    def measure(tell: Callable[[float], None]) -> None:
         while True:
             tell(0.5)
             began.set()

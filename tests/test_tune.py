@@ -26,7 +26,7 @@ from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.tuning import overheads, profile, timed_calls
+from redrafter_mlx.tuning import profile
 from redrafter_mlx.tuning.corrections import BatchCorrections
 from redrafter_mlx.tuning.cost import CostModel, cost_model
 from redrafter_mlx.tuning.policy import TunedPolicy
@@ -51,14 +51,11 @@ class Bench:
         self.timings = timings
         self.asked = 0
 
-    def measure(
-        self, known: Timings, batch: int, done: Callable[[float], None] | None = None
-    ) -> Timings:
-        del batch
+    def measure(self, setup: Setup, done: Callable[[float], None] | None = None) -> Timings:
         self.asked += 1
         if done is not None:
             done(1.0)
-        return replace(self.timings, setup=known.setup)
+        return replace(self.timings, setup=setup)
 
 
 @pytest.fixture
@@ -158,8 +155,7 @@ def test_the_first_token_takes_as_many_target_calls_as_without_drafts(
 def time_calls_by(
     monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[Target, Call, int], float]
 ) -> None:
-    for module in (profile, timed_calls):
-        monkeypatch.setattr(module, "seconds_of", seconds_of)
+    monkeypatch.setattr(profile, "seconds_of", seconds_of)
 
 
 def test_batches_of_one_method_that_run_at_once_learn_together(
@@ -176,13 +172,12 @@ def test_batches_of_one_method_that_run_at_once_learn_together(
     assert known[0, 0] > tuner.statistics().chances()[0, 0]
 
 
-def test_drafting_is_timed_for_as_many_rows_as_a_batch_has(model: nn.Module) -> None:
-    """With and without a memory."""
+def test_drafting_is_timed_with_and_without_a_memory(model: nn.Module) -> None:
     target, words = Target(model), byte_tokenizer()
     remembers = DraftModel(model, words).bind(target, words)
     for drafter in (random_drafter(vocab_size=258).bind(target), remembers):
-        tokens, *_ = drafting_call(target, drafter, BeamShape(2, 3), 4)()
-        assert tokens.shape == (4, 5)
+        tokens, *_ = drafting_call(target, drafter, BeamShape(2, 3))()
+        assert tokens.shape == (1, 5)
 
 
 def test_a_drafter_that_says_its_levels_are_dear_begins_with_short_drafts(
@@ -286,10 +281,6 @@ def test_a_tree_to_measure_with_has_as_many_nodes_as_asked(rows: int) -> None:
     assert tree.is_chain == (rows <= 2)
 
 
-NOTHING = Timings(SETUP)
-"""What is known before anything is measured."""
-
-
 def profiler(widest: int) -> Profiler:
     """Return the profiler of a random model, with a drafter if `widest` > 0."""
     target = Target(random_model())
@@ -322,7 +313,7 @@ def test_measuring_finds_the_cliff_that_is_there(
     monkeypatch.setattr(machine._target, "verify", slower)
     monkeypatch.setattr(profile.time, "perf_counter", tick)
     told: list[float] = []
-    timings = machine.measure(NOTHING, 1, told.append, budget=60.0)
+    timings = machine.measure(SETUP, told.append, budget=60.0)
     costs = costs_of(timings)
     assert [r for r, _ in costs.short] == list(ROWS)
     assert [r for r, _ in costs.long] == list(LONG_ROWS)
@@ -345,7 +336,7 @@ def test_a_crawling_machine_is_measured_in_few_calls(monkeypatch: pytest.MonkeyP
         return honest(tree, cache, length, bound, **more)
 
     monkeypatch.setattr(machine._target, "verify", counting)
-    costs = costs_of(machine.measure(NOTHING, budget=0.0))
+    costs = costs_of(machine.measure(SETUP, budget=0.0))
     assert len(costs.short) < len(ROWS) / 1.5
     assert {calls[rows] for rows in (5, 6, 10, 13, 24)} == {1}
 
@@ -376,14 +367,14 @@ def test_a_busy_machine_is_measured_until_its_repeats_agree(
 ) -> None:
     """The first calls of a case take up to seven times as long as all later ones."""
     machine = profiler(widest=0)
-    monkeypatch.setattr(overheads, "step_seconds", lambda *_: 0.1)
+    monkeypatch.setattr(profile, "step_seconds", lambda *_: 0.1)
     on_a_clock(monkeypatch, machine, lambda _, number: 0.1 * max(1, 8 - number))
-    found = machine.measure(NOTHING, budget=len(machine.cases()) * 0.8)
+    found = machine.measure(SETUP, budget=len(machine.cases()) * 0.8)
     assert found.seconds["call", 5, 128] == pytest.approx(0.1)
     assert found.usable
     quick = profiler(widest=0)
     calls = on_a_clock(monkeypatch, quick, lambda *_: 0.1)
-    quick.measure(NOTHING, budget=len(quick.cases()) * 0.4)
+    quick.measure(SETUP, budget=len(quick.cases()) * 0.4)
     assert calls[5] == 1 + 2 * 3
 
 
@@ -393,9 +384,9 @@ def test_measuring_ends_in_time_on_a_machine_that_stays_busy(
 ) -> None:
     """Every other call takes twice as long; what was measured is not usable."""
     machine = profiler(widest=0)
-    monkeypatch.setattr(overheads, "step_seconds", lambda *_: 0.01)
+    monkeypatch.setattr(profile, "step_seconds", lambda *_: 0.01)
     calls = on_a_clock(monkeypatch, machine, lambda _, n: 0.01 if n // 2 % 2 else 0.02)
-    found = machine.measure(NOTHING, budget=budget)
+    found = machine.measure(SETUP, budget=budget)
     assert found.spread == pytest.approx(1.0)
     assert not found.usable
     assert calls.total() * 0.02 < 12 * budget
@@ -412,33 +403,11 @@ def test_a_call_that_seems_dearer_than_one_with_more_rows_is_timed_again(
         return {2: 0.5 if number < 12 else 0.1, 5: 0.3}.get(rows, 0.1 + rows / 1000)
 
     calls = on_a_clock(monkeypatch, machine, seconds)
-    monkeypatch.setattr(overheads, "step_seconds", lambda *_: 0.1)
-    shortest = machine.measure(NOTHING, budget=60.0).seconds
+    monkeypatch.setattr(profile, "step_seconds", lambda *_: 0.1)
+    shortest = machine.measure(SETUP, budget=60.0).seconds
     assert shortest["call", 2, 128] == pytest.approx(0.1)
     assert shortest["call", 5, 128] == pytest.approx(0.3), "it is no noise"
     assert max(calls.values()) < 40
-
-
-def test_measuring_for_batches_keeps_what_a_quieter_machine_took(
-    model: nn.Module, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`bench --batch-size` on a busy machine took the place of a profile of a quiet one."""
-    monkeypatch.setattr(
-        "redrafter_mlx.tuning.tuner.saved_record", lambda on, _: Record(Timings(on))
-    )
-    tuner, slowness = tuner_of(model), 1.0
-    time_calls_by(monkeypatch, lambda *_: slowness)
-    monkeypatch.setattr(overheads, "step_seconds", lambda *_: 3.0 * slowness)
-    tuner.measure()
-    alone, slowness = tuner.costs, 5.0
-    assert not tuner.measured_for(4)
-    tuner.measure(batch=4)
-    assert tuner.measured_for(4)
-    for shape in (PLAIN, BeamShape(2, 4), BeamShape(4, 8)):
-        assert tuner.costs.step(shape, 1000) == alone.step(shape, 1000)
-    assert tuner.costs.verify(32, 0, 4) == 5.0
-    tuner.measure(batch=4)
-    assert tuner.costs.verify(1, 0) == 5.0, "all of it is measured anew"
 
 
 def test_a_machine_that_is_too_busy_to_be_measured_is_said_so_and_nothing_is_kept(
@@ -466,15 +435,15 @@ def test_drafting_is_timed_for_the_lengths_that_are_drafted(
     drafter = machine._drafter
     assert drafter is not None
     monkeypatch.setattr(type(drafter), "max_length", 6)
-    assert {n for kind, _, n in machine.cases(4) if kind == "draft"} == {2, 4, 6}
+    assert {n for kind, _, n in machine.cases() if kind == "draft"} == {2, 4, 6}
     monkeypatch.setattr(type(drafter), "max_length", 3)
-    assert {n for kind, _, n in machine.cases(4) if kind == "draft"} == {2, 3}
+    assert {n for kind, _, n in machine.cases() if kind == "draft"} == {2, 3}
 
 
 def test_a_call_is_timed_after_one_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in the decoding loop: the first call after another kind allocates other buffers."""
     machine, calls = profiler(widest=1), list[Call]()
-    monkeypatch.setattr(overheads, "step_seconds", lambda *_: 1.0)
+    monkeypatch.setattr(profile, "step_seconds", lambda *_: 1.0)
 
     def recording(target: Target, call: Call, times: int) -> float:
         del target, times
@@ -482,14 +451,14 @@ def test_a_call_is_timed_after_one_like_it(monkeypatch: pytest.MonkeyPatch) -> N
         return 1.0
 
     time_calls_by(monkeypatch, recording)
-    machine.measure(NOTHING, budget=60.0)
+    machine.measure(SETUP, budget=60.0)
     repeats = calls[len(machine.cases()) :]
     assert len(repeats) >= 4 * len(machine.cases())
     assert repeats[::2] == repeats[1::2]
 
 
 def test_without_a_drafter_the_targets_calls_alone_are_measured() -> None:
-    costs = costs_of(profiler(widest=0).measure(NOTHING, budget=0.0))
+    costs = costs_of(profiler(widest=0).measure(SETUP, budget=0.0))
     assert costs.draft == ()
     assert costs.drafting(2, 4) == 0.0
     assert costs.chain_overhead == costs.tree_overhead == max(costs.plain_overhead, 0)
@@ -511,17 +480,17 @@ def test_the_overhead_of_a_step_is_told_apart_from_a_machine_that_becomes_slower
     def tick() -> float:
         return clock[0]
 
-    def step(decoder: Decoder, prompt: list[int], steps: int) -> float:
+    def step(decoder: Decoder) -> float:
         began, rows = clock[0], decoder.shape.nodes
         cache = target.new_cache()
-        for _ in range(steps):
-            target.verify(random_tree(rows, 97), cache, mx.array([len(prompt)]), len(prompt))
-        return (clock[0] - began) / steps + (0.25 if rows == 1 else 0.5)
+        for _ in range(6):
+            target.verify(random_tree(rows, 97), cache, mx.array([128]), 128)
+        return (clock[0] - began) / 6 + (0.25 if rows == 1 else 0.5)
 
     monkeypatch.setattr(target, "verify", slower)
-    monkeypatch.setattr(overheads, "step_seconds", step)
+    monkeypatch.setattr(profile, "step_seconds", step)
     monkeypatch.setattr(profile.time, "perf_counter", tick)
-    costs = costs_of(machine.measure(NOTHING, budget=60.0))
+    costs = costs_of(machine.measure(SETUP, budget=60.0))
     assert costs.plain_overhead == pytest.approx(0.25, abs=0.02)
     assert costs.chain_overhead == pytest.approx(0.5, abs=0.02)
     assert costs.tree_overhead == pytest.approx(0.5, abs=0.02)
@@ -533,8 +502,8 @@ def test_a_plain_step_may_take_less_than_its_call_alone(
 ) -> None:
     machine = profiler(widest=2)
     time_calls_by(monkeypatch, lambda *_: 1.0)
-    monkeypatch.setattr(overheads, "step_seconds", lambda d, *_: 1 + measured + (d.shape != PLAIN))
-    timings = machine.measure(NOTHING, budget=0.0)
+    monkeypatch.setattr(profile, "step_seconds", lambda d, *_: 1 + measured + (d.shape != PLAIN))
+    timings = machine.measure(SETUP, budget=0.0)
     costs = costs_of(timings)
     assert costs.plain_overhead == kept
     assert costs.step(PLAIN, 128) == 1.0 + kept
@@ -717,11 +686,11 @@ def test_an_answer_begins_while_costs_are_measured(
     assert tuner is not None
     begun: list[TunedPolicy] = []
 
-    def measure(_: Profiler, known: Timings, *__: object) -> Timings:
+    def measure(_: Profiler, setup: Setup, *__: object) -> Timings:
         thread = threading.Thread(target=lambda: begun.append(tuner.policy("greedy")))
         thread.start()
         thread.join(30)
-        return known
+        return replace(CHEAP, setup=setup)
 
     monkeypatch.setattr(Profiler, "measure", measure)
     tuner.measure()

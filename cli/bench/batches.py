@@ -73,7 +73,7 @@ def _run(
     try:
         todo = [method for _, missing in parts for method, _ in missing]
         for name in dict.fromkeys(method.drafter for method in todo if method.automatic):
-            measure_machine(drafters[name], max(options.batch_sizes))
+            measure_machine(drafters[name])
         total = sum(plan.size for plan in plans)
         with progress_bars("measuring batches", describe_count) as progress, busy.watched():
             for plan, (measured, missing) in zip(plans, parts, strict=True):

@@ -231,14 +231,13 @@ def _measure(
     ]
 
 
-def measure_machine(redrafter: Redrafter, batch: int = 1) -> None:
+def measure_machine(redrafter: Redrafter) -> None:
     """Measure the cost curves now, so that auto-tuning does not do it between timed answers."""
-    tuning = redrafter.tuning
-    if tuning is None or (tuning.measured_for(batch) if batch > 1 else tuning.measured):
+    if redrafter.tuning is None or redrafter.tuning.measured:
         return
     with progress_bars("measuring this machine", describe_percent) as progress:
         try:
-            redrafter.measure(lambda share: progress("calls", int(100 * share), 100), batch)
+            redrafter.measure(lambda share: progress("calls", int(100 * share), 100))
         except BusyError as error:  # answers go on with assumed costs, and correct them
             Terminal.standard().note(str(error))
 

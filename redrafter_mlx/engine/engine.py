@@ -162,7 +162,7 @@ class Redrafter:
             plain = 2
         self.generate([0], max_tokens=plain, draft=False, cache_prompt=False)
 
-    def measure(self, done: Callable[[float], None] | None = None, batch: int = 1) -> None:
+    def measure(self, done: Callable[[float], None] | None = None) -> None:
         """Measure what the choice of shapes needs, where answers are computed; see `Tuner`.
 
         Answers wait meanwhile. Interrupting it ends it at the next measurement.
@@ -177,7 +177,7 @@ class Redrafter:
             if done is not None:
                 done(share)
 
-        self.thread.run(lambda: tuning.measure(report, batch), interrupted)
+        self.thread.run(lambda: tuning.measure(report), interrupted)
 
     def stream(
         self,

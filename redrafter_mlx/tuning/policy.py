@@ -85,9 +85,8 @@ class TunedPolicy:
         self._tokens = np.ones(len(self.shapes))  # of a sequence
         self._best = self._probed = 0  # indices of shapes
         self._probes: deque[tuple[BeamShape, float]] = deque()  # unread, and the most they may take
-        self._revisions: deque[_Revised] = deque(
-            maxlen=2
-        )  # of the step that is read, and of the next
+        # Of the step that is read, and of the next: sequences may end before theirs is verified.
+        self._revisions: deque[_Revised] = deque(maxlen=2)
         self._chosen_for = 0, 0  # sequences, and bits of the longest one's length; 0 if outdated
 
     def begin_answer(self) -> None:

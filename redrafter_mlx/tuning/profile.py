@@ -11,19 +11,20 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
+from itertools import accumulate
 
-from redrafter_mlx.config import BeamShape
+from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.tuning.cost import FEW_ROWS, MAX_NODES, OVERHEADS
-from redrafter_mlx.tuning.overheads import measure_overheads
+from redrafter_mlx.tuning.cost import FEW_ROWS, OVERHEADS
 from redrafter_mlx.tuning.timed_calls import (
     Call,
     drafting_call,
-    next_seconds,
     seconds_of,
+    step_seconds,
     verification_call,
 )
 from redrafter_mlx.tuning.timings import (
@@ -41,13 +42,10 @@ ROWS, LONG_ROWS = (*range(1, 18), 20, 24, 28, 32), (1, 8, 16, 32)
 DRAFT_LENGTHS = (2, 4, 8)
 """Beam lengths at which drafting is timed; each further level repeats the same work."""
 
-BATCH_ROWS, BATCHES, BATCH_LENGTHS = (40, 48, 64, 96, 128), (2, 4, 8), (2, 4)
-"""Query rows that only batches reach; their sizes and beam lengths at which drafting is timed."""
-
 _BUDGET, _PATIENCE = 12.0, 4
 """Seconds for the first call of every case, again for repeats, and again for overheads; and how
 often that time the repeats may take while they differ too much: `tune` takes a minute on a quiet
-machine and three on a busy one (test_tune)."""
+machine and three on a busy one (test_measuring_ends_in_time_on_a_machine_that_stays_busy)."""
 
 _ROUNDS, _MAX_ROUNDS = 3, 9
 """Minimum number of repeats, which is how many of the last ones must agree, and the maximum once
@@ -57,6 +55,9 @@ _DOUBTFUL, _MAX_DOUBTS = 1.1, 8
 """A call that seems to take this much longer than one with more rows is repeated, so many times at
 most: a machine that was busy for its few repeats would rule out its row count."""
 
+_BURST, _MAX_BURST = 0.02, 8
+"""Seconds of short calls that are submitted at once, and their maximum number."""
+
 
 class Profiler:
     """Measures the times of one target and its drafter."""
@@ -64,86 +65,64 @@ class Profiler:
     def __init__(self, target: Target, drafter: Drafter | None, widest: int) -> None:
         """`widest`: maximum number of beams drafted for a sequence, 0 without a drafter."""
         self._target, self._drafter, self._widest = target, drafter, widest
+        self._caches: dict[int, TreeCache] = {}  # by context
 
-    def cases(self, batch: int = 1) -> list[Case]:
-        """Return the cases to measure for batches of up to `batch`, the most informative first."""
+    def cases(self) -> list[Case]:
+        """Return the cases to measure, the most informative first."""
+        longest = None if self._drafter is None else self._drafter.max_length
+        lengths = sorted({min(n, longest or n) for n in DRAFT_LENGTHS})
         calls: list[Case] = [("call", rows, SHORT_CONTEXT) for rows in FEW_ROWS]
         more: list[Case] = [("call", rows, SHORT_CONTEXT) for rows in ROWS if rows not in FEW_ROWS]
         long: list[Case] = [("call", rows, LONG_CONTEXT) for rows in LONG_ROWS]
-        widths, lengths = range(1, self._widest + 1), self._drafted(DRAFT_LENGTHS)
-        drafts: list[Case] = [("draft", w, n) for n in lengths for w in widths]
-        found = [*calls, *drafts, *long, *more]
-        if batch > 1:
-            beams = [self._widest * b for b in BATCHES if self._widest and b < 2 * batch]
-            found += [("draft", b, n) for n in self._drafted(BATCH_LENGTHS) for b in beams]
-            rows = [rows for rows in BATCH_ROWS if rows <= MAX_NODES * batch]
-            found += [("call", r, SHORT_CONTEXT) for r in rows]
-        return found
+        drafts: list[Case] = [("draft", w + 1, n) for n in lengths for w in range(self._widest)]
+        return [*calls, *drafts, *long, *more]
 
     def measure(
-        self,
-        known: Timings,
-        batch: int = 1,
-        done: Callable[[float], None] | None = None,
-        budget: float = _BUDGET,
+        self, setup: Setup, done: Callable[[float], None] | None = None, budget: float = _BUDGET
     ) -> Timings:
         """Measure all cases now; on a slow machine, the most informative half of them.
 
         Args:
-          known: times that stay where they are shorter: other work on the machine only adds time
-          batch: size of the batches whose cases are measured, too
+          setup: the setup that is measured
           done: called now and then with the finished share
           budget: seconds for first calls, again for repeats, and again for overheads
         """
         report = done or (lambda _: None)
-        caches: dict[int, TreeCache] = {}
         with self._target.in_use():
-            rounds = self._rounds(self.cases(batch), caches, report, budget)
+            rounds = self._rounds(self.cases(), report, budget)
         seconds = {case: min(times) for case, times in rounds.items()}
-        spread = _spread(rounds)
-        for case in seconds.keys() & known.seconds.keys():
-            seconds[case] = min(seconds[case], known.seconds[case])
-        one_row, call = seconds["call", 1, SHORT_CONTEXT], partial(self._call, caches=caches)
-        rest = {case: s for case, s in known.seconds.items() if case[0] == "overhead"}
-        rest = rest or measure_overheads(
-            self._target, self._drafter, self._widest, call, one_row, budget
-        )
-        seconds |= {case: max(s, -one_row / 2) for case, s in rest.items()}
+        seconds |= self._overheads(seconds["call", 1, SHORT_CONTEXT], budget)
+        self._caches.clear()
         report(1.0)
-        return Timings(known.setup, seconds, spread)
+        return Timings(setup, seconds, _spread(rounds))
 
     def sample(self, setup: Setup) -> Timings:
         """Time a few calls of few rows, to compare libraries of matrix products in seconds."""
         calls: list[Case] = [("call", rows, SHORT_CONTEXT) for rows in FEW_ROWS[:6]]
         with self._target.in_use():
-            rounds = self._rounds(calls, {}, lambda _: None, _BUDGET / _PATIENCE)
+            rounds = self._rounds(calls, lambda _: None, _BUDGET / _PATIENCE)
+        self._caches.clear()
         seconds = {case: min(times) for case, times in rounds.items()}
         rest: dict[Case, float] = {("overhead", s.width, s.length): 0.0 for s in OVERHEADS}
         return Timings(setup, seconds | rest, _spread(rounds))
 
-    def _drafted(self, lengths: Sequence[int]) -> list[int]:
-        """Return these lengths, cut to what the drafter can draft, each once."""
-        most = None if self._drafter is None else self._drafter.max_length
-        return sorted({n if most is None else min(n, most) for n in lengths})
-
-    def _call(self, case: Case, caches: dict[int, TreeCache]) -> Call:
+    def _call(self, case: Case) -> Call:
         """Return a call to time; calls at one context share a cache."""
         kind, first, second = case
         if kind == "draft":
             assert self._drafter is not None
-            batch = -(-first // self._widest)
-            shape = BeamShape(first // batch, second)
-            return drafting_call(self._target, self._drafter, shape, batch)
-        if second not in caches:
-            caches[second] = self._target.new_cache()
-        return verification_call(self._target, caches[second], first, second)
+            return drafting_call(self._target, self._drafter, BeamShape(first, second))
+        cache = self._caches.setdefault(second, self._target.new_cache())
+        return verification_call(self._target, cache, first, second)
+
+    def _seconds(self, call: Call) -> float:
+        """Return the seconds of a call that follows one like it, the mean of several short ones."""
+        first = seconds_of(self._target, call, 1)
+        times = max(1, min(_MAX_BURST, int(_BURST / max(first, 1e-9))))
+        return seconds_of(self._target, call, times)
 
     def _rounds(
-        self,
-        cases: Sequence[Case],
-        caches: dict[int, TreeCache],
-        report: Callable[[float], None],
-        budget: float,
+        self, cases: Sequence[Case], report: Callable[[float], None], budget: float
     ) -> dict[Case, list[float]]:
         """Measure the seconds of each case, in turns, until the last rounds agree."""
         calls: dict[Case, Call] = {}
@@ -152,7 +131,7 @@ class Profiler:
         for i, case in enumerate(cases):
             if 2 * i >= len(cases) and time.perf_counter() - began > budget:
                 break
-            calls[case] = self._call(case, caches)
+            calls[case] = self._call(case)
             times[case] = [seconds_of(self._target, calls[case], 1)]
             report(i / len(cases) / 2)
         if time.perf_counter() - began > 2 * budget:
@@ -161,7 +140,7 @@ class Profiler:
         began, done = time.perf_counter(), 0
         while True:
             for case, call in calls.items():
-                times[case].append(next_seconds(self._target, call))
+                times[case].append(self._seconds(call))
             done, spent = done + 1, time.perf_counter() - began
             report(0.5 + min(max(done / _ROUNDS, spent / budget), _PATIENCE) / _PATIENCE / 2)
             if done < _ROUNDS:
@@ -172,8 +151,41 @@ class Profiler:
                 break
         for _ in range(_MAX_DOUBTS):
             for case in _doubted(times):
-                times[case].append(next_seconds(self._target, calls[case]))
+                times[case].append(self._seconds(calls[case]))
         return times
+
+    def _overheads(self, one_row: float, budget: float) -> dict[Case, float]:
+        """Measure what a step takes beyond its parts: plain, with one beam and with several.
+
+        A step and its parts are measured in turn, and the shortest of each are compared: the
+        overhead is small, and other work on the machine adds more. Plain steps can take less than a
+        call alone, as the host works ahead. Despite noise, a plain step gets the smallest overhead
+        and a step with several beams the largest, and none is more than a one-row call, or takes
+        off more than half of one.
+        """
+        shapes = [replace(s, width=min(s.width, self._widest or 1)) for s in OVERHEADS]
+        shapes = shapes if self._drafter is not None else [PLAIN]
+        steps: list[list[float]] = [[] for _ in shapes]
+        parts: list[list[float]] = [[] for _ in shapes]
+        began = time.perf_counter()
+        while not steps[0] or (len(steps[0]) < _ROUNDS and time.perf_counter() - began < budget):
+            for i, shape in enumerate(shapes):
+                decoder = Decoder(self._target, self._drafter, shape, SamplingParams())
+                steps[i].append(step_seconds(decoder))
+                cases: list[Case] = [("call", shape.nodes, SHORT_CONTEXT)]
+                cases += [] if shape == PLAIN else [("draft", shape.width, shape.length)]
+                with self._target.in_use():
+                    calls = [self._call(case) for case in cases]
+                    parts[i].append(
+                        sum([min([self._seconds(c) for _ in range(_ROUNDS)]) for c in calls])
+                    )
+        found = [min(s) - min(p) for s, p in zip(steps, parts, strict=True)]
+        rising = [*accumulate((max(-one_row / 2, min(rest, one_row)) for rest in found), max)]
+        of_copies = max(rising[-1], 0.0)  # without a drafter nothing else is drafted
+        rising += [of_copies] * (len(OVERHEADS) - len(rising))
+        return {
+            ("overhead", s.width, s.length): rest for s, rest in zip(OVERHEADS, rising, strict=True)
+        }
 
 
 def _spread(times: Mapping[Case, Sequence[float]]) -> float:

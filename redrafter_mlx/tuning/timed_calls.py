@@ -1,4 +1,4 @@
-"""The calls that the profiler times, on made-up texts and trees."""
+"""The calls and steps that the profiler times, on made-up texts and trees."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 
 from redrafter_mlx.config import BeamShape
+from redrafter_mlx.decoding.single import decode
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Drafter, Seen
+from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.beams import Beams
+from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
@@ -17,8 +21,8 @@ from redrafter_mlx.tuning.timings import SHORT_CONTEXT
 
 Call = Callable[[], Sequence[mx.array]]
 
-_BURST, _MOST_CALLS = 0.02, 8
-"""Seconds of short calls that are submitted at once, and their maximum number."""
+_IN_A_ROW = 3
+"""Number of steps in a row whose time is the measure of one."""
 
 
 def random_tree(rows: int, vocab: int) -> TokenTree:
@@ -46,21 +50,19 @@ def verification_call(target: Target, cache: TreeCache, rows: int, context: int)
     return call
 
 
-def drafting_call(target: Target, drafter: Drafter, shape: BeamShape, batch: int = 1) -> Call:
-    """Return a call that drafts and packs one shape after made-up texts of SHORT_CONTEXT tokens."""
-    B, P, wanted = batch, SHORT_CONTEXT, drafter.features
+def drafting_call(target: Target, drafter: Drafter, shape: BeamShape) -> Call:
+    """Return a call that drafts and packs one shape after a made-up text."""
+    P, wanted = SHORT_CONTEXT, drafter.features
     C = target.context_size if wanted.any else 0
-    features = mx.random.normal((B, P, C), key=mx.random.key(0)).astype(target.dtype)
-    tokens = mx.ones((B, P + 1), mx.int32) % target.vocab_size
-    memory = drafter.empty(B)
+    features = mx.random.normal((1, P, C), key=mx.random.key(0)).astype(target.dtype)
+    tokens = mx.ones((1, P + 1), mx.int32) % target.vocab_size
+    memory = drafter.empty(1)
+    last, one = mx.array([P - 1], mx.int32), mx.ones((1,), mx.int32)
     if wanted.every_position:
-        zero, count = mx.zeros((B,), mx.int32), mx.full((B,), P - 1, mx.int32)
-        text = Seen(tokens, features if C else None, zero, count, P - 1, 0)
+        text = Seen(tokens, features if C else None, last - last, last, P - 1, 0)
         memory = drafter.extend(memory, text)
         mx.eval(memory)
-    newest = features[:, :1] if C else None
-    last, one = mx.full((B,), P - 1, mx.int32), mx.ones((B,), mx.int32)
-    seen = Seen(tokens[:, :2], newest, last, one, P)
+    seen = Seen(tokens[:, :2], features[:, :1] if C else None, last, one, P)
 
     def call() -> Sequence[mx.array]:
         nonlocal memory
@@ -83,7 +85,18 @@ def seconds_of(target: Target, call: Call, times: int) -> float:
         return (time.perf_counter() - began) / times
 
 
-def next_seconds(target: Target, call: Call) -> float:
-    """Return the seconds of a call that follows one like it, the mean of several short ones."""
-    first = seconds_of(target, call, 1)
-    return seconds_of(target, call, max(1, min(_MOST_CALLS, int(_BURST / max(first, 1e-9)))))
+def step_seconds(decoder: Decoder) -> float:
+    """Return the seconds of a step of the decoding loop: of several, the shortest few in a row.
+
+    Single steps would not do: one that is read late makes the next one seem short.
+    """
+    prompt = [(7 * i + 1) % decoder.target.vocab_size for i in range(SHORT_CONTEXT)]
+    read: list[float] = []
+
+    def finished(_: StepResult) -> bool:
+        read.append(time.perf_counter())
+        return len(read) == 2 * _IN_A_ROW + 2  # the prompt, and a first step that compiles
+
+    for _ in decode(decoder, decoder.new_cache(), 0, prompt, sequence_keys(0), finished):
+        pass
+    return min(b - a for a, b in zip(read[1:], read[1 + _IN_A_ROW :], strict=False)) / _IN_A_ROW

@@ -18,7 +18,7 @@ from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
 from redrafter_mlx.tuning.corrections import Corrections
 from redrafter_mlx.tuning.cost import LENGTHS, LEVEL_COST, WIDEST, CostModel, candidates, cost_model
 from redrafter_mlx.tuning.policy import TunedPolicy
-from redrafter_mlx.tuning.profile import BATCHES, Profiler
+from redrafter_mlx.tuning.profile import Profiler
 from redrafter_mlx.tuning.store import Record, record_file, save_record, saved_record
 from redrafter_mlx.tuning.timings import Timings, setup_of
 
@@ -70,28 +70,19 @@ class Tuner:
         """Whether costs have been measured, now or earlier."""
         return bool(self._record.timings.seconds)
 
-    def measured_for(self, batch: int) -> bool:
-        """Whether costs are measured, those of batches of `batch` sequences included."""
-        missing = {*self._profiler.cases(batch)} - {*self._profiler.cases(1)}
-        return self.measured and missing <= self._record.timings.seconds.keys()
-
-    def measure(self, done: Callable[[float], None] | None = None, batch: int = 1) -> None:
+    def measure(self, done: Callable[[float], None] | None = None) -> None:
         """Measure all costs now, which takes some seconds; use and save them.
 
         Threads as in `load`.
 
         Args:
           done: called now and then with the finished share
-          batch: measure the costs of batches of this many sequences, too
         Raises:
           BusyError: the machine is too busy to be measured; nothing is used or saved
         """
         self._target.lock.check()  # before it waits for another measurement
         with self._measuring:  # and without the lock: answers may begin meanwhile
-            known = self._record.timings
-            if batch == 1 or self.measured_for(batch):
-                known = Timings(self.setup)  # all is measured anew
-            timings = self._profiler.measure(known, batch, done)
+            timings = self._profiler.measure(self.setup, done)
             if not timings.usable:
                 raise BusyError(
                     f"the machine is too busy to be measured: times of the same call differ by "
@@ -168,8 +159,7 @@ class Tuner:
     def _use_timings(self) -> None:
         """Choose by the measured times from now on."""
         self.costs = self._cost_model(self._record.timings)
-        batches = (1, BATCHES[-1])
-        self._candidates = candidates(self.costs, self.widest, self._limit, batches)
+        self._candidates = candidates(self.costs, self.widest, self._limit, batches=(1, 8))
 
     def _cost_model(self, timings: Timings) -> CostModel:
         return cost_model(timings, backend(), self.widest, self._level_cost)
