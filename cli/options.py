@@ -113,11 +113,12 @@ class ModelOptions(TargetOptions):
     """The target and drafter to load, and how to load them."""
 
     drafter: Annotated[str, Flag(
-        "auto: prompt lookup with the trained drafter, or else a published one on this machine; "
-        "trained: the drafter for this model; lookup: n-gram matches in the text so far; a "
+        "auto: prompt lookup and earlier texts with the trained drafter, a published one on this "
+        "machine, or token recycling; trained: the drafter for this model; recycling: tokens that "
+        "were likely before; lookup, earlier: n-gram matches in this or in earlier texts; a "
         "drafter's folder or Hub repository; a smaller model's name; FILE.py:CLASS. A+B uses both, "
         "A+tree:NAME a static tree.",
-        "auto|trained|lookup|none|NAME", DRAFTS)] = AUTO  # fmt: skip
+        "auto|trained|recycling|lookup|earlier|none|NAME", DRAFTS)] = AUTO  # fmt: skip
     drafter_bits: Annotated[int | None, DRAFTER_BITS] = None
 
 

@@ -49,7 +49,7 @@ def command(
             [loaded.encode(question.text, raw=raw) for question in chosen],
             max_tokens=generation.max_tokens,
             shape=loaded.choices.shape_of(generation) or loaded.beam_shape,
-            oracle=parse(loading.drafter).auto and loaded.drafter is None,
+            oracle=parse(loading.drafter).auto and not (loaded.drafter and loaded.drafter.modules),
             done=lambda n: progress("questions", n, len(chosen)),
         )
     decode = loaded.tokenizer.decode

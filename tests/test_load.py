@@ -49,13 +49,16 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "drafters"
 
 
+NEITHER = "recycling and lookup and earlier"
+"""What drafts where no drafter was trained or published."""
+
+
 def test_without_a_drafter_it_looks_up_and_says_how_to_train_one(shelf: Path) -> None:
     redrafter = load("tiny")
-    assert redrafter.drafter is None
-    assert redrafter.drafting == "lookup"
+    assert redrafter.drafting == NEITHER
     assert redrafter.beam_shape.length > 1
     assert redrafter.drafter_note is not None
-    assert "lookup" in redrafter.drafter_note
+    assert "recycling" in redrafter.drafter_note
     assert "redrafter-mlx train tiny" in redrafter.drafter_note
     # A repetitive text is emitted several tokens per step, unless drafts are off.
     asked = [1, 2, 3, 4] * 5
@@ -66,7 +69,8 @@ def test_without_a_drafter_it_looks_up_and_says_how_to_train_one(shelf: Path) ->
 
 def test_what_drafts_is_chosen_by_a_word(shelf: Path) -> None:
     save_drafter(random_drafter(1), shelf / "a")
-    words = [("lookup", "lookup"), ("auto", "lookup"), ("auto+lookup", "lookup"), (None, None),
+    words = [("lookup", "lookup"), ("earlier+lookup", "lookup and earlier"), (None, None),
+             ("auto", NEITHER), ("auto+lookup", NEITHER), ("recycling", "recycling"),
              (shelf / "a", "drafter"), (f"{shelf / 'a'}+lookup", "drafter and lookup"),
              (f"lookup+{shelf / 'a'}", "drafter and lookup")]  # fmt: skip
     for word, drafting in words:
@@ -76,8 +80,8 @@ def test_what_drafts_is_chosen_by_a_word(shelf: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"tiny.*`redrafter-mlx train"):
         load("tiny", drafter="trained")
     save_drafter(random_drafter(2, target_fingerprint="sha256:t"), shelf / "b")
-    for word in ("auto", "auto+lookup", "trained+lookup"):
-        assert load("tiny", drafter=word).drafting == "drafter and lookup"
+    for word in ("auto", "auto+lookup", "trained+earlier+lookup"):
+        assert load("tiny", drafter=word).drafting == "drafter and lookup and earlier"
     assert load("tiny", drafter="trained").drafting == "drafter"
     assert load("tiny", drafter="lookup").drafting == "lookup"
     for word in (None, "none"):
@@ -131,7 +135,7 @@ def test_a_trained_drafter_is_bound_to_the_loaded_target(
     """Another one would build the graph of all layers once more."""
     save_drafter(random_drafter(2, target_fingerprint="sha256:t"), shelf / "b")
     made = targets_made(monkeypatch)
-    assert load("tiny").drafting == "drafter and lookup"
+    assert load("tiny").drafting == "drafter and lookup and earlier"
     assert made == ["llama"]
 
 
@@ -210,7 +214,7 @@ def test_a_broken_drafter_is_named_and_the_next_one_taken(shelf: Path, what: str
     assert str(shelf / "broken") in redrafter.drafter_note
     shutil.rmtree(shelf / "good")
     alone = load("tiny")
-    assert alone.drafter is None
+    assert alone.drafting == NEITHER
     assert alone.drafter_note is not None
     assert str(shelf / "broken") in alone.drafter_note
     with pytest.raises(ModelNotFoundError, match=str(shelf / "broken")):

@@ -6,7 +6,7 @@ import math
 from collections import abc
 from typing import Literal, NamedTuple, Protocol
 
-Kind = Literal["short match", "long match", "forced"]
+Kind = Literal["short match", "long match", "forced", "earlier"]
 """Kinds of continuations that are accepted at different rates; each is trusted by itself."""
 
 
@@ -72,6 +72,14 @@ class HostDrafter(Protocol):
     @property
     def bytes_per_token(self) -> int:
         """Maximum host memory of a source, for each token of its text."""
+        ...
+
+    @property
+    def kept_bytes(self) -> int:
+        """Maximum host memory that it keeps of texts that have ended; 0 if it keeps none.
+
+        A request that keeps nothing for others (`cache_prompt=False`) is drafted for without it.
+        """
         ...
 
     def begin(self) -> ContinuationSource:

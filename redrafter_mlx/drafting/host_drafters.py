@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from redrafter_mlx.drafting.continuation import HostDrafter
+from redrafter_mlx.drafting.earlier import EarlierTexts
 from redrafter_mlx.drafting.ngram import Lookup
 
-LOOKUP = "lookup"
+LOOKUP, EARLIER = "lookup", "earlier"
 
-HOST_DRAFTERS: Mapping[str, Callable[[bool], HostDrafter]] = {LOOKUP: Lookup.beside}
+HOST_DRAFTERS: Mapping[str, Callable[[bool], HostDrafter]] = {
+    LOOKUP: Lookup.beside,
+    EARLIER: lambda _: EarlierTexts(),
+}
 """What makes each of them, given whether a drafter drafts on the device, too."""
 
 

@@ -1,9 +1,12 @@
 """What a caller names as the drafter: the one parser of `--drafter` and of `load`'s argument.
 
-auto             prompt lookup, together with the trained drafter or else a published one
+auto             prompt lookup and earlier texts, together with the trained drafter, else a
+                 published one, else token recycling
 none             no drafts: plain decoding
 lookup           prompt lookup alone
+earlier          copies of the texts of earlier requests alone
 trained          the drafter that was trained for the target
+recycling        token recycling: tokens that were likely before
 FOLDER           a drafter, or a language model
 MODEL            the same by a model's name or a Hub repository
 FILE.py:CLASS    a drafter of the user's own
@@ -18,10 +21,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from redrafter_mlx.drafting.host_drafters import HOST_DRAFTERS, LOOKUP
+from redrafter_mlx.drafting.host_drafters import HOST_DRAFTERS
 from redrafter_mlx.errors import BadInputError
 
-AUTO, NONE, TRAINED = "auto", "none", "trained"
+AUTO, NONE, TRAINED, RECYCLING = "auto", "none", "trained", "recycling"
 
 _CLASS = re.compile(r".+\.py:\w+")
 _TREE = re.compile(r"\+tree:([^+]*)")
@@ -31,9 +34,10 @@ _TREE = re.compile(r"\+tree:([^+]*)")
 class DrafterName:
     """A parsed name; whether there are such drafters is not known yet.
 
-    parts:  drafters: TRAINED, FILE.py:CLASS, or a folder, model or repository; two draft together
+    parts:  drafters: TRAINED, RECYCLING, FILE.py:CLASS, or a folder, model or repository; two
+            draft together
     host:   drafters on the host, which draft alone or beside these
-    auto:   a published drafter replaces a missing trained one, and those on the host alone both
+    auto:   a published drafter replaces a missing trained one, and token recycling both
     tree:   name or file of the static tree to draft along; None drafts beams
     """
 
@@ -59,7 +63,7 @@ def parse(name: str | Path | None) -> DrafterName:
             f"{named} drafts along no tree; name a drafter, as in {TRAINED}+tree:NAME"
         )
     if own == AUTO:
-        return DrafterName((TRAINED,), tuple({LOOKUP: 0, **dict.fromkeys(host)}), auto=True)
+        return DrafterName((TRAINED,), tuple(HOST_DRAFTERS), auto=True)
     return DrafterName(() if own is None else _parts(own), host, tree=tree)
 
 
@@ -103,8 +107,8 @@ def _parts(name: str) -> tuple[str, ...]:
         raise BadInputError(f"drafter is {name!r}; name one drafter, or two as A+B")
     if AUTO in parts:
         raise BadInputError(
-            f"{AUTO} is {TRAINED}+{LOOKUP}, and two drafters at most draft together; "
-            f"name {TRAINED} and the other one"
+            f"{AUTO} is {'+'.join((TRAINED, *HOST_DRAFTERS))}, and two drafters at most draft "
+            f"together; name {TRAINED} and the other one"
         )
     if NONE in parts:
         raise BadInputError(f"{NONE} decodes plainly, so it cannot be combined; give it alone")

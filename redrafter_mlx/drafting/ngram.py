@@ -57,6 +57,7 @@ class Lookup:
 
     name: ClassVar[str] = "lookup"
     bytes_per_token: ClassVar[int] = 256  # 8 MB for 32,768 tokens
+    kept_bytes: ClassVar[int] = 0
 
     @classmethod
     def beside(cls, drafter: bool) -> Lookup:

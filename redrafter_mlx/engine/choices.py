@@ -84,6 +84,8 @@ class Choices:
     ) -> Decoder:
         """Return the decoder with this model's drafts; `shape` is the default shape."""
         drafter, host = (self.drafter, self.host_drafters) if options.draft else (None, ())
+        if not options.cache_prompt:
+            host = tuple(one for one in host if not one.kept_bytes)
         sampling, logprobs = options.sampling, options.logprobs
         return Decoder(self.target, drafter, shape, sampling, logprobs, host, pack)
 

@@ -104,8 +104,13 @@ class Redrafter:
         self.choices = Choices(*parts)
         self.limits = engine or EngineOptions()
         modules = () if self.drafter is None else self.drafter.modules
-        host_bytes = sum(one.bytes_per_token for one in self.host_drafters)
-        self._memory = MemoryBudget(self.target, self.limits, modules, host_bytes=host_bytes)
+        self._memory = MemoryBudget(
+            self.target,
+            self.limits,
+            modules,
+            host_bytes=sum(one.bytes_per_token for one in self.host_drafters),
+            kept_bytes=sum(one.kept_bytes for one in self.host_drafters),
+        )
         self.prompts = PromptEncoder(
             self.tokenizer, target.vocab_size, context_length_of(model, source), self._memory
         )

@@ -23,6 +23,9 @@ _EXPECTED = 256
 _NODES = 32
 """Nodes assumed per tree; several copies of their logits are held while tokens are chosen."""
 
+_KEPT_SHARE = 16
+"""One part in this many of that memory is reserved, at most, for ended texts on the host."""
+
 _PREFIX_SHARE = 2
 """One part in this many of the memory that the weights leave free is for the prefix cache, which
 shrinks when answers need it."""
@@ -45,15 +48,18 @@ class MemoryBudget:
         modules: Sequence[nn.Module] = (),
         *,
         host_bytes: int = 0,
+        kept_bytes: int = 0,
     ) -> None:
         """Reserve for the weights of `modules`, which the drafter drafts with, and the target's.
 
         host_bytes: what the host keeps for each token of a text, such as an index of n-grams
+        kept_bytes: what it keeps of texts that have ended
         """
         given = options.memory_bytes
         self._limit = memory_limit() if given is None else given
         self._work = 8 * _NODES * target.vocab_size
         self._weights = sum(map(nbytes_of, (target.model, *modules)))
+        self._kept = min(kept_bytes, max(self._limit - self._weights, 0) // _KEPT_SHARE)
         free = max(self._limit - self._weights, 0)
         given = options.prefix_bytes
         self.prefix_bytes = free // _PREFIX_SHARE if given is None else given
@@ -110,7 +116,7 @@ class MemoryBudget:
 
     def excess(self, needed: int) -> int:
         """Return how many bytes too few are free; 0 or less if `needed` bytes are free."""
-        return mx.get_active_memory() + needed - self._limit
+        return mx.get_active_memory() + self._kept + needed - self._limit
 
     def make_room(self, needed: int, prefixes: PrefixCache) -> bool:
         """Drop cached prefixes until `needed` bytes are free; False if that is not enough."""

@@ -21,9 +21,10 @@ from redrafter_mlx.drafting.drafter_files import open_files
 from redrafter_mlx.drafting.forms import FORMS, DrafterFolder, find_form
 from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.drafting.interface import Bindable, Drafter
-from redrafter_mlx.drafting.names import TRAINED, DrafterName, is_class
+from redrafter_mlx.drafting.names import RECYCLING, TRAINED, DrafterName, is_class
 from redrafter_mlx.drafting.published.pard import MASK_KEY, Pard
 from redrafter_mlx.drafting.recognition import holds_drafter
+from redrafter_mlx.drafting.recycling import Recycling
 from redrafter_mlx.drafting.static_trees import find_tree
 from redrafter_mlx.errors import (
     BadInputError,
@@ -104,7 +105,7 @@ def open_drafter(
     for part in prepared.parts:
         if part == TRAINED:
             trained, note = _find_trained(loaded, prepared)
-            parts += [] if trained is None else [trained]
+            parts.append(trained or Recycling())
         elif isinstance(part, str):
             parts.append(_open(part, prepared.bits, loaded.source, offline, progress))
         else:
@@ -129,6 +130,8 @@ def _checked(name: str) -> str | Bindable:
     """Check a drafter's name and return it, or the drafter that "FILE.py:CLASS" makes."""
     if is_class(name):
         return _from_file(name)
+    if name == RECYCLING:
+        return Recycling()
     if name != TRAINED and not _names_model(name):
         if not os.path.exists(name):  # unlike Path.exists, False for a name that is too long
             raise ModelNotFoundError(
@@ -243,7 +246,7 @@ def _find_trained(
     remedy = _remedy(source.name, None if here else next(iter(known), None), broken)
     if not prepared.auto:
         raise ModelNotFoundError(f"there is no drafter for {source.name}; {remedy}")
-    return None, f"no drafter for {source.name} yet, drafting by lookup; {remedy}"
+    return None, f"no drafter for {source.name} yet, drafting by token recycling; {remedy}"
 
 
 def _remedy(model: str, known: KnownDrafter | None, broken: list[str]) -> str:

@@ -82,7 +82,7 @@ class Trust:
         """Read a record; raises ValueError, TypeError or KeyError for what cannot be trust."""
         known = cls()
         for kind in known._counts:
-            expected, accepted = map(float, record[kind])
+            expected, accepted = map(float, record.get(kind, known._counts[kind]))
             known._counts[kind] = expected, accepted
             if not 0 < expected < math.inf or not 0 <= accepted < math.inf:
                 raise ValueError(f"{record} cannot have been counted")
