@@ -30,12 +30,14 @@ class Served:
 
     url:     without a path
     context: maximum number of tokens of prompt and answer; None if it is not known
+    loaded:  whether it is in memory
     """
 
     url: str
     model: str
     context: int | None
     api_key: str | None
+    loaded: bool = True
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,8 @@ def served(
         note(f"using the server at {found.url}, which serves {found.model}")
         yield found
         return
-    with _started(port, api_key, options, note):
-        yield _model_at(port, api_key)
+    with _started(port, api_key, options, note) as started:
+        yield started
 
 
 def _state(port: int) -> bool | None:
@@ -78,14 +78,31 @@ def _model_at(port: int, api_key: str | None) -> Served:
     entry = Server(f"{url}/v1", None, api_key).models()[0]
     if entry.get("owned_by") != "redrafter-mlx":
         raise ServerError(f"the server at {url} is not redrafter-mlx; choose another --port")
-    context = entry.get("max_model_len")
-    return Served(url, str(entry["id"]), context if isinstance(context, int) else None, api_key)
+    context, own = entry.get("max_model_len"), entry.get("x_redrafter")
+    return Served(
+        url,
+        str(entry["id"]),
+        context if isinstance(context, int) else None,
+        api_key,
+        loaded=isinstance(own, dict) and own.get("loaded") is True,
+    )
+
+
+def _loaded_at(port: int, api_key: str | None) -> Served | None:
+    """Return the model of a server that was started; None until it is loaded.
+
+    A server whose model cannot be loaded is ready for a moment, before it ends.
+    """
+    with contextlib.suppress(ServerError):
+        if _state(port) is True and (found := _model_at(port, api_key)).loaded:
+            return found
+    return None
 
 
 @contextlib.contextmanager
 def _started(
     port: int, api_key: str | None, options: Sequence[str], note: Callable[[str], None]
-) -> Iterator[None]:
+) -> Iterator[Served]:
     """Run a server whose log is a file, and end it at last, also when the terminal is closed.
 
     Ctrl-C does not reach it: it is the agent's. Raises ServerError if it ends itself.
@@ -113,13 +130,13 @@ def _started(
         )
     try:
         note(f"starting a server; its log is {log}")
-        while _state(port) is not True:
+        while (started := _loaded_at(port, api_key)) is None:
             if process.poll() is not None:
                 lines = log.read_text("utf-8", "replace").strip().splitlines()
                 why = lines[-1].removeprefix("error: ") if lines else "it said nothing"
                 raise ServerError(f"the server ended: {why}")
             time.sleep(_POLL_SECONDS)
-        yield
+        yield started
     finally:
         process.terminate()
         try:
