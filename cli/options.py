@@ -113,8 +113,8 @@ class ModelOptions(TargetOptions):
     """The target and drafter to load, and how to load them."""
 
     drafter: Annotated[str, Flag(
-        "auto: prompt lookup and earlier texts with the trained drafter, a published one on this "
-        "machine, or token recycling; trained: the drafter for this model; recycling: tokens that "
+        "auto: prompt lookup and earlier texts with the trained drafter, or else a published "
+        "one on this machine; trained: the drafter for this model; recycling: tokens that "
         "were likely before; lookup, earlier: n-gram matches in this or in earlier texts; a "
         "drafter's folder or Hub repository; a smaller model's name; FILE.py:CLASS. A+B uses both, "
         "A+tree:NAME a static tree.",

@@ -106,7 +106,7 @@ def test_auto_takes_a_published_drafter_that_is_here_and_else_says_what_to_pull(
     tiny: Path,
 ) -> None:
     without = load("org/tiny-4bit")
-    assert without.drafting == "recycling and lookup and earlier"
+    assert without.drafting == "lookup and earlier"
     assert without.drafter_note is not None
     assert f"`redrafter-mlx pull {REPO}` fetches one (ReDrafter, 4 MB)" in without.drafter_note
     folder = on_disk(tiny)
@@ -122,7 +122,7 @@ def test_auto_takes_a_published_drafter_that_is_here_and_else_says_what_to_pull(
     shutil.rmtree(tiny / "ours" / "drafters")
     (folder / "model.safetensors").write_bytes(b"broken")
     broken = load("org/tiny-4bit")
-    assert broken.drafting == "recycling and lookup and earlier"
+    assert broken.drafting == "lookup and earlier"
     assert str(folder) in str(broken.drafter_note)
 
 

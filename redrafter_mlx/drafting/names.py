@@ -1,7 +1,7 @@
 """What a caller names as the drafter: the one parser of `--drafter` and of `load`'s argument.
 
 auto             prompt lookup and earlier texts, together with the trained drafter, else a
-                 published one, else token recycling
+                 published one
 none             no drafts: plain decoding
 lookup           prompt lookup alone
 earlier          copies of the texts of earlier requests alone
@@ -37,7 +37,7 @@ class DrafterName:
     parts:  drafters: TRAINED, RECYCLING, FILE.py:CLASS, or a folder, model or repository; two
             draft together
     host:   drafters on the host, which draft alone or beside these
-    auto:   a published drafter replaces a missing trained one, and token recycling both
+    auto:   a published drafter replaces a missing trained one
     tree:   name or file of the static tree to draft along; None drafts beams
     """
 

@@ -105,7 +105,7 @@ def open_drafter(
     for part in prepared.parts:
         if part == TRAINED:
             trained, note = _find_trained(loaded, prepared)
-            parts.append(trained or Recycling())
+            parts += [] if trained is None else [trained]
         elif isinstance(part, str):
             parts.append(_open(part, prepared.bits, loaded.source, offline, progress))
         else:
@@ -246,7 +246,7 @@ def _find_trained(
     remedy = _remedy(source.name, None if here else next(iter(known), None), broken)
     if not prepared.auto:
         raise ModelNotFoundError(f"there is no drafter for {source.name}; {remedy}")
-    return None, f"no drafter for {source.name} yet, drafting by token recycling; {remedy}"
+    return None, f"no drafter for {source.name} yet, drafting by lookup; {remedy}"
 
 
 def _remedy(model: str, known: KnownDrafter | None, broken: list[str]) -> str:

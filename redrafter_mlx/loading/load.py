@@ -51,7 +51,7 @@ def load(
         object: the caller's own drafter; "recycling": tokens that were likely before; "lookup":
         copies of the text; "earlier": copies of earlier texts; "A+B": both; "A+tree:NAME": along a
         static tree; "auto": lookup and earlier texts, together with the trained drafter, else a
-        published one that is on this machine, else recycling; None or "none" decodes plainly
+        published one, if there is one on this machine; None or "none" decodes plainly
       drafter_bits: quantise the drafter's weights to 4 or 8 bits; 16 leaves them as stored; None
         gives them the bits of the target's in memory
       model, dtype, quantize, offline, progress, chat_or: as in `load_target`
