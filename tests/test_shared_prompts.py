@@ -14,9 +14,11 @@ from test_eagle import TRAINED, load, random_tensors, write_files
 from tiny import byte_model, byte_tokenizer, random_drafter, truncated
 from waiting import wait_for
 
+from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.errors import DrafterError
 from redrafter_mlx.response import Completion
 from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
@@ -179,3 +181,16 @@ def test_a_prompt_that_begins_otherwise_does_not_wait(plain: Redrafter) -> None:
         list(plain.stream([5] * 1000, max_tokens=1, on_prefill=begin))
         others[0].result()
     assert ended[:2] == ["short", "still reading"]
+
+
+def test_a_drafter_that_fails_while_a_prefix_is_kept_ends_no_answer(
+    plain: Redrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompts are read apart then."""
+    want = answers(plain, PROMPTS, max_tokens=4, cache_prompt=False)
+
+    def fail(*given: object) -> None:
+        raise DrafterError(f"it cannot keep {len(given)} things")
+
+    monkeypatch.setattr(PrefixCache, "keep", fail)
+    assert answers(plain, PROMPTS, max_tokens=4) == want

@@ -119,10 +119,8 @@ class Pipeline:
         if not sequences:
             return Advanced({}, [])
         shape = self._shape = self._policy.propose(sequences).shape
-        order, slow = (
-            order_of(current, self._decoder, self._policy),
-            self._decoder.target.slow_calls,
-        )
+        order = order_of(current, self._decoder, self._policy)
+        slow = self._decoder.target.slow_calls
         running = [s for s in sequences if s.status in (Status.RUNNING, Status.PAUSED)]
         if order is Order.SUBMIT_AHEAD:
             self._submit(self._ahead(shape))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from redrafter_mlx.decoding.prefix_cache import PrefixCache, common_prefix
 from redrafter_mlx.decoding.prefix_store import PrefixStore, StoredPrefix
@@ -91,21 +92,17 @@ class Prefixes:
     def keep(self, answer: Answer, cache: SequenceCache, tokens: Sequence[int]) -> None:
         """Keep an answer's cache, which is not used any more, for prompts that share a prefix.
 
-        A drafter that reads the target's features is given those that it missed, for they are not
-        kept. Others read the tokens again if they draft for such a prompt.
+        Drafters that read no features read the tokens again if they draft for such a prompt.
         """
         drafter = answer.decoder.drafter
         if not (answer.request.options.cache_prompt and tokens):
             return
-        try:
-            if drafter is not None and drafter.features.any:
-                cache.catch_up(drafter)
+        with _only_logged():
+            _catch_up(cache, drafter)
             kept = self.cache.keep(cache, tokens, drafter, len(answer.request.prompt))
             if kept is not None and self._store is not None:
                 found = (kept.tokens, cache.arrays, kept.remembered, kept.prompt)
                 self._store.save(StoredPrefix(*found))
-        except DrafterError as error:  # the answer is complete
-            LOG.warning("a text is not kept for later prompts: %s", error)
 
     def _load(self, answer: Answer) -> None:
         """Load the text that holds most of an answer's prompt, if it is on disk alone."""
@@ -149,11 +146,30 @@ class Prefixes:
             for stop in sorted(answer.stops):
                 if stop <= answer.prefill.position and answer.error is None:
                     answer.stops.remove(stop)
-                    tokens, drafter = answer.request.prompt[:stop], answer.decoder.drafter
-                    if drafter is not None and drafter.features.any:
-                        answer.prefill.cache.catch_up(drafter)
-                    cache = answer.prefill.cache
-                    if stop == answer.prefill.position:
-                        cache.keep_states(stop)
-                    if cache.reusable(answer.prefill.position, stop) == stop:
-                        self.cache.keep(cache.reused(tokens, drafter), tokens, drafter)
+                    with _only_logged():
+                        self._keep_beginning(answer, stop)
+
+    def _keep_beginning(self, answer: Answer, length: int) -> None:
+        """Keep a copy of what was read of a prompt, up to some length, if it can be cut there."""
+        tokens, drafter = answer.request.prompt[:length], answer.decoder.drafter
+        cache, position = answer.prefill.cache, answer.prefill.position
+        _catch_up(cache, drafter)
+        if length == position:
+            cache.keep_states(length)
+        if cache.reusable(position, length) == length:
+            self.cache.keep(cache.reused(tokens, drafter), tokens, drafter)
+
+
+def _catch_up(cache: SequenceCache, drafter: Drafter | None) -> None:
+    """Give a drafter that reads the target's features those that it missed: they are not kept."""
+    if drafter is not None and drafter.features.any:
+        cache.catch_up(drafter)
+
+
+@contextmanager
+def _only_logged() -> Iterator[None]:
+    """Context in which a drafter's failure keeps a text from later prompts, and ends nothing."""
+    try:
+        yield
+    except DrafterError as error:
+        LOG.warning("a text is not kept for later prompts: %s", error)
