@@ -126,6 +126,23 @@ def test_a_product_that_needs_all_cores_is_timed_less_often_than_one_that_does_n
 
 @pytest.mark.skipif(BLAS.library is None, reason="no optimised BLAS is loaded")
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="one core")
+def test_products_faster_than_the_clock_tells_are_measured_once_and_are_no_error() -> None:
+    code = (
+        "import redrafter_mlx as r, redrafter_mlx.cpu.threads as threads\n"
+        "class Clock:\n"
+        "    reads = 0\n"
+        "    def perf_counter(self): self.reads += 1; return 1.0\n"
+        "threads.time = clock = Clock()\n"
+        "found = threads.Threads(r.BLAS.library)\n"
+        "spares = [found.spares_a_core for _ in range(3)]\n"
+        "print(*spares, clock.reads)"
+    )
+    unset = dict.fromkeys(THREAD_VARIABLES, "")
+    assert python(code, **unset) == "True True True 32"
+
+
+@pytest.mark.skipif(BLAS.library is None, reason="no optimised BLAS is loaded")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="one core")
 def test_a_core_left_to_the_host_on_a_busy_machine_is_taken_back_once_it_is_missed() -> None:
     """Where it is never missed, that is asked ever more seldom."""
     code = (

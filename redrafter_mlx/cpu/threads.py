@@ -41,7 +41,7 @@ class Threads:
     def __init__(self, library: str | None) -> None:
         self.cores = _cores()
         self._library = None if library is None else ctypes.CDLL(library)
-        self._max_slowdown = 0.0  # measured so far
+        self._max_slowdown: float | None = None  # measured so far
         self._uses = 0
         self._setters: list[Callable[[int], object]] = []
         for name, kind in _SETTERS.items():
@@ -74,7 +74,8 @@ class Threads:
         self.use_all_cores()
         try:
             self._uses += 1
-            if self._uses & (self._uses - 1) == 0 and self._max_slowdown < _MAX_SLOWDOWN:
+            found = self._max_slowdown
+            if self._uses & (self._uses - 1) == 0 and (found is None or found < _MAX_SLOWDOWN):
                 self._measure()
             yield
         finally:
@@ -98,11 +99,10 @@ class Threads:
     @property
     def spares_a_core(self) -> bool:
         """Whether two-row products are about as fast with one core fewer."""
-        if not self._max_slowdown:
-            self._measure()
-        return self._max_slowdown < _MAX_SLOWDOWN
+        found = self._measure() if self._max_slowdown is None else self._max_slowdown
+        return found < _MAX_SLOWDOWN
 
-    def _measure(self) -> None:
+    def _measure(self) -> float:
         """Measure the slowdown with one core fewer; other work can only make it seem smaller."""
         library, cores, found = self._library, self.cores, math.inf
         if library is not None and self._setters and cores > 1 and hasattr(library, "cblas_sgemm"):
@@ -110,7 +110,8 @@ class Threads:
             # In a thread that ends: its workers, awake, would take turns with those of others.
             with ThreadPoolExecutor(1) as thread:
                 found = thread.submit(_slowdown, library, few, all_of_them).result()
-        self._max_slowdown = max(self._max_slowdown, found)
+        self._max_slowdown = max(self._max_slowdown or 0.0, found)
+        return self._max_slowdown
 
 
 def _cores() -> int:
@@ -141,7 +142,7 @@ def _slowdown(
             # Row-major, the second factor transposed, as MLX calls it for a linear layer.
             library.cblas_sgemm(101, 111, 112, 2, n, k, one, a, k, b, k, zero, c, n)
             taken.append(time.perf_counter() - began)
-        slowdown = min(times[0]) / min(times[1])
+        slowdown = min(times[0]) / max(min(times[1]), 1e-9)  # the clock may be coarse
         if repeat + 1 >= _MIN_REPEATS and slowdown > _CLEAR_SLOWDOWN:
             break
     return slowdown
