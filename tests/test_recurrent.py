@@ -60,11 +60,19 @@ def states_of(model: nn.Module, text: list[int], calls: int = 1) -> list[np.ndar
     return [np.array(a) for part in parts for a in getattr(part, "cache", ())]
 
 
-def assert_states(cache: TreeCache, row: int, want: list[np.ndarray], tolerance: float) -> None:
-    got = [np.array(a[row : row + 1]) for layer in cache.recurrent for a in layer.states]
+def states_in(cache: TreeCache, row: int) -> list[np.ndarray]:
+    """Return the recurrent states of a row of a batch."""
+    return [np.array(a[row : row + 1]) for layer in cache.recurrent for a in layer.states]
+
+
+def distance(got: list[np.ndarray], want: list[np.ndarray]) -> float:
+    """Return the largest difference of two lists, in shares of each state's largest entry."""
     assert len(got) == len(want) > 0
-    for a, b in zip(got, want, strict=True):
-        assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(got, want, strict=True))
+
+
+def assert_states(cache: TreeCache, row: int, want: list[np.ndarray], tolerance: float) -> None:
+    assert distance(states_in(cache, row), want) <= tolerance
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
@@ -137,7 +145,11 @@ def test_sampled_text_depends_on_the_seed_alone(name: str, params: SamplingParam
 
 
 def assert_no_drift(name: str, lengths: tuple[int, ...], shapes: tuple[BeamShape, ...]) -> None:
-    """Compare tokens, and states after some of them, with mlx-lm's own loop."""
+    """Compare tokens, and states after some of them, with mlx-lm's own loop.
+
+    A state may be as far from the loop's as twice mlx-lm's own distance between a text that is
+    read as a prompt and token by token: at some positions experts or gates amplify the rounding.
+    """
     model = hybrid_model(name)
     text, target = PROMPT + plain_tokens(model, PROMPT, max(lengths) + 20), Target(model)
     for shape in shapes:
@@ -149,7 +161,8 @@ def assert_no_drift(name: str, lengths: tuple[int, ...], shapes: tuple[BeamShape
             cache.target.flush()
             committed = 2 + sum(len(result.tokens) for result in results)
             want = states_of(model, text[:committed], calls=committed - 2)
-            assert_states(cache.target, 0, want, 2e-5)
+            own = distance(states_of(model, text[:committed]), want)
+            assert distance(states_in(cache.target, 0), want) <= max(1e-5, 2 * own)
 
 
 def test_states_after_drafted_decoding_equal_those_of_mlx_lms_loop() -> None:
@@ -159,7 +172,7 @@ def test_states_after_drafted_decoding_equal_those_of_mlx_lms_loop() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_states_do_not_drift_over_long_texts(name: str) -> None:
-    """The same tolerance after 250 and 2,000 tokens: rounding that does not grow."""
+    """The same bound after 250 and 2,000 tokens: rounding that does not grow."""
     assert_no_drift(name, (250, 1000, 2000), SHAPES[1:])
 
 
