@@ -25,6 +25,7 @@ test-all:
 # The files of continuous integration: GitHub's schema, and what makes them unsafe.
 workflows:
 	check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*.yml
 	zizmor --offline .github/workflows
 
 clean:
