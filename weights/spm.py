@@ -13,8 +13,9 @@ begins. Other equal scores are refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import sentencepiece
@@ -112,7 +113,7 @@ def spm_tokenizer(
     )
     return fast_tokenizer(
         backend,
-        SPMStreamingDetokenizer,
+        partial(SPMStreamingDetokenizer, trim_space=pieces.add_prefix),
         pieces.texts,
         pieces.kinds,
         add_bos=pieces.add_bos,
@@ -127,7 +128,7 @@ def spm_tokenizer(
 
 def fast_tokenizer(
     backend: Tokenizer,
-    detokenizer: type[StreamingDetokenizer],
+    detokenizer: Callable[[PreTrainedTokenizerFast], StreamingDetokenizer],
     texts: Sequence[str],
     kinds: Sequence[int],
     *,

@@ -11,9 +11,10 @@ from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.runtime.paths import bytes_below
 from redrafter_mlx.weights.chat_template import has_chat_template
 from redrafter_mlx.weights.files.folder import check_model, check_tokenizer
-from redrafter_mlx.weights.fit.model_size import StoredModel, gguf_config
+from redrafter_mlx.weights.fit.model_size import StoredModel
 from redrafter_mlx.weights.fit.needs import stored_model
-from redrafter_mlx.weights.gguf.header import read_header, weight_types
+from redrafter_mlx.weights.gguf.config import gguf_config
+from redrafter_mlx.weights.gguf.header import parts_of, read_header, weight_types
 from redrafter_mlx.weights.hub import cached_repos, split_repo
 from redrafter_mlx.weights.raw_model import context_length
 from redrafter_mlx.weights.registry import REGISTRY
@@ -76,7 +77,8 @@ def _status(name: str) -> ModelStatus:
     path = local.path if local else None
     on_disk = None
     if path is not None:  # a folder of the Hub's cache holds links
-        on_disk = bytes_below(path, follow_links=True) if path.is_dir() else path.stat().st_size
+        parts = [] if path.is_dir() else [part for part in parts_of(path) if part.exists()]
+        on_disk = bytes_below(path, follow_links=True) + sum(p.stat().st_size for p in parts)
     if entry is not None:
         file = f"/{entry.pinned.file}" if entry.pinned else ""
         source = f"{entry.repo}{file} @ {entry.revision}"

@@ -35,6 +35,7 @@ from redrafter_mlx.weights.chat_template import require_chat_template
 from redrafter_mlx.weights.fit.machine import this_machine
 from redrafter_mlx.weights.fit.needs import MOSTLY_EMBEDDING, check_load, stored_model
 from redrafter_mlx.weights.folder import load_folder
+from redrafter_mlx.weights.gguf.header import parts_of
 from redrafter_mlx.weights.gguf.load import load_gguf
 from redrafter_mlx.weights.precision import (
     Precision,
@@ -142,7 +143,8 @@ def _load(
 ) -> LoadedTarget:
     if local.path.is_file():
         # Its tensors are read at once; in memory they take at least as much as in the file.
-        check_load(local.name, local.path, local.path.stat().st_size, this_machine())
+        size = sum(part.stat().st_size for part in parts_of(local.path) if part.exists())
+        check_load(local.name, local.path, size, this_machine())
         raw = load_gguf(local.path)
     else:
         raw = load_folder(local.path, local.name)

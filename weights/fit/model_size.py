@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
+from redrafter_mlx.weights.gguf.config import gguf_config
 from redrafter_mlx.weights.gguf.header import BITS, GGUFHeader
 from redrafter_mlx.weights.raw_model import context_length
 
@@ -172,25 +173,3 @@ def of_gguf(header: GGUFHeader) -> StoredModel | None:
     if known is None or not quantised:
         return known
     return replace(known, bits=quantised.most_common(1)[0][0])
-
-
-def gguf_config(header: GGUFHeader) -> dict[str, object]:
-    """Return the configuration in a GGUF file's header, under the names of config.json."""
-    kind = header.metadata.get("general.architecture")
-    names = {
-        "num_hidden_layers": "block_count",
-        "hidden_size": "embedding_length",
-        "intermediate_size": "feed_forward_length",
-        "num_attention_heads": "attention.head_count",
-        "num_key_value_heads": "attention.head_count_kv",
-        "head_dim": "attention.key_length",
-        "max_position_embeddings": "context_length",
-        "num_experts": "expert_count",
-    }
-    embedding = header.tensors.get("token_embd.weight")
-    return {
-        **{ours: header.metadata.get(f"{kind}.{name}") for ours, name in names.items()},
-        "model_type": kind,
-        "vocab_size": embedding.shape[0] if embedding else None,
-        "tie_word_embeddings": "output.weight" not in header.tensors,
-    }

@@ -17,13 +17,15 @@ def gguf_fingerprint(header: GGUFHeader) -> str:
     Hashing all of a file of 20 GB would take longer than loading it. The fingerprint of a file that
     the registry pins is its SHA-256, "sha256:...", wherever it lies: its samples are known.
     """
-    digest = hashlib.sha256(f"{header.path.stat().st_size}\n".encode())
-    tensors = sorted((t.start, t.nbytes) for t in header.tensors.values())
-    with header.path.open("rb") as file:
-        digest.update(file.read(tensors[0][0] if tensors else -1))
-        for start, nbytes in tensors:
-            file.seek(start + nbytes // 2)
-            digest.update(file.read(min(_SAMPLE, nbytes - nbytes // 2)))
+    digest = hashlib.sha256()
+    for path in header.files:
+        tensors = sorted((t.start, t.nbytes) for t in header.tensors.values() if t.path == path)
+        digest.update(f"{path.stat().st_size}\n".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(tensors[0][0] if tensors else -1))
+            for start, nbytes in tensors:
+                file.seek(start + nbytes // 2)
+                digest.update(file.read(min(_SAMPLE, nbytes - nbytes // 2)))
     sampled = digest.hexdigest()
     pinned = (entry.pinned for entry in REGISTRY.values() if entry.pinned is not None)
     return next(

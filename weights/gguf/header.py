@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 import struct
 from collections import Counter
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ from typing import TypeVar
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.regular_file import check_regular
 
-BITS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q4_K": 4, "Q5_K": 5}
+BITS = {
+    "Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q4_K": 4, "Q5_K": 5, "MXFP4": 4,
+}  # fmt: skip
 """Bits per weight, in the types that stay quantised."""
 
 READABLE = ("F32", "F16", "BF16", *BITS, "Q6_K")
@@ -39,6 +42,8 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
             12: "d"}  # fmt: skip
 _STRING, _ARRAY = 8, 9
 _MAX_DIMENSIONS = 4
+_PART = re.compile(r"(.*-)(\d{5})(-of-)(\d{5})(\.gguf)", re.DOTALL)
+"""Name of a part of a split file, as llama.cpp writes and expects it."""
 
 # Number: (name, elements in a block, bytes in a block).
 _TENSOR_TYPES = {
@@ -55,8 +60,9 @@ _TENSOR_TYPES = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor: shape, rows first as in MLX, type, and offset and size in the file."""
+    """One tensor: shape, rows first as in MLX, type, and its file, with offset and size in it."""
 
+    path: Path
     shape: tuple[int, ...]
     type: str
     start: int
@@ -65,11 +71,16 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """Everything before the weights; metadata values are int, float, bool, str or lists."""
+    """Everything before the weights; metadata values are int, float, bool, str or lists.
+
+    path:  the file, for errors; of a split file the part that was named
+    files: all its parts
+    """
 
     path: Path
     metadata: dict[str, object]
     tensors: dict[str, TensorInfo]
+    files: tuple[Path, ...]
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """Return a value of the metadata; raises DamagedFileError if it is not of this type."""
@@ -93,10 +104,46 @@ class GGUFHeader:
 
 
 def read_header(path: Path) -> GGUFHeader:
-    """Read the header and check that every tensor lies inside the file.
+    """Read the header, of a split file those of all parts, and check that every tensor is there.
 
     Raises DamagedFileError naming the file and what is cut off or wrong in it, and OSError.
     """
+    named = _read_file(path)
+    count = named.get("split.count", int, 0)
+    if count <= 1:
+        return named
+    parts = parts_of(path)
+    if len(parts) != count:
+        raise DamagedFileError(
+            f"{path} is one of {count} parts, and its name does not tell the others'; "
+            f"it must end with -00001-of-{count:05}.gguf, or the number of the part"
+        )
+    metadata: dict[str, object] = {}
+    tensors: dict[str, TensorInfo] = {}
+    for number, part in enumerate(parts):
+        if not part.exists():
+            raise DamagedFileError(f"{path} is one of {count} parts, and {part} is not here")
+        header = named if part == path else _read_file(part)
+        if header.get("split.no", int) != number or header.get("split.count", int) != count:
+            raise DamagedFileError(f"{part} is not part {number + 1} of {count}, as its name says")
+        if twice := tensors.keys() & header.tensors.keys():
+            raise DamagedFileError(f"{part}: another part holds tensor {min(twice)}, too")
+        metadata = header.metadata if number == 0 else metadata
+        tensors |= header.tensors
+    return GGUFHeader(path, metadata, tensors, parts)
+
+
+def parts_of(path: Path) -> tuple[Path, ...]:
+    """Return the parts of a split file, by the name of any one; of another file, itself."""
+    found = _PART.fullmatch(path.name)
+    if found is None:
+        return (path,)
+    before, _, of, count, after = found.groups()
+    names = [f"{before}{i + 1:05}{of}{count}{after}" for i in range(int(count))]
+    return tuple(path.with_name(name) for name in names) if path.name in names else (path,)
+
+
+def _read_file(path: Path) -> GGUFHeader:
     check_regular(path)
     with path.open("rb") as file:
         if path.stat().st_size < 24 or file.read(4) != _MAGIC:
@@ -113,7 +160,8 @@ def read_header(path: Path) -> GGUFHeader:
             if not isinstance(alignment, int) or alignment <= 0:
                 raise DamagedFileError(f"{path}: general.alignment is {alignment!r}")
             base = -(-reader.at // alignment) * alignment
-            return GGUFHeader(path, metadata, _place(path, infos, base, len(data)))
+            tensors = _place(path, infos, base, len(data))
+            return GGUFHeader(path, metadata, tensors, (path,))
 
 
 def _place(
@@ -133,7 +181,7 @@ def _place(
                 f"{path} is truncated: tensor {name} ends at byte {base + offset + nbytes} "
                 f"of a file of {size}"
             )
-        tensors[name] = TensorInfo(shape, type_name, base + offset, nbytes)
+        tensors[name] = TensorInfo(path, shape, type_name, base + offset, nbytes)
     return tensors
 
 
@@ -212,7 +260,7 @@ def weight_types(header: GGUFHeader) -> str | None:
     """Describe the types of a file's matrices: `Q4_K_M (Q4_K 82%, Q6_K 18%)`; None without any."""
     sizes: Counter[str] = Counter()
     for tensor in header.tensors.values():
-        if len(tensor.shape) == 2:
+        if len(tensor.shape) >= 2:
             sizes[tensor.type] += math.prod(tensor.shape)
     if not sizes:
         return None

@@ -1,7 +1,7 @@
 """Read the tensors of a GGUF file as MLX arrays, by the definitions of ggml's ggml-common.h.
 
 Types in which every 32 weights share a scale stay quantised, in MLX's form: a weight is
-scale * code + bias. Q6_K is dequantised, to float32.
+scale * code + bias, or MLX's own MXFP4. Q6_K is dequantised, to float32.
 
 `mx.load` reads half of the weights of Q4_K wrongly, rounds Q6_K to float16, and refuses Q5_K. It
 also opens the file for writing, so it fails on a model that the user may only read.
@@ -10,7 +10,6 @@ also opens the file for writing, so it fails on a model that the user may only r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -38,26 +37,28 @@ _BLOCKS: dict[str, np.dtype[Any]] = {
                       ("high", "u1", (1, 32)), ("low", "u1", (4, 1, 32))]),
     "Q6_K": np.dtype([("low", "u1", (2, 2, 32)), ("high", "u1", (2, 1, 32)),
                       ("scales", "i1", 16), ("scale", "<f2")]),
+    "MXFP4": np.dtype([("scale", "u1"), ("codes", "u1", 16)]),
 }  # fmt: skip
 
 _Blocks = npt.NDArray[Any]
 
 
-def read_tensors(path: Path, tensors: Mapping[str, TensorInfo]) -> dict[str, mx.array]:
-    """Read these tensors of the file, all of a type in `READABLE`.
+def read_tensors(tensors: Mapping[str, TensorInfo]) -> dict[str, mx.array]:
+    """Read these tensors, all of a type in `READABLE`.
 
-    A quantised `x.weight` is packed for MLX and comes with `x.scales` and `x.biases`. Raises
-    OSError if the file cannot be read.
+    A quantised `x.weight` is packed for MLX and comes with `x.scales` and, but for MXFP4,
+    `x.biases`. Raises OSError if a file cannot be read.
     """
     arrays: dict[str, mx.array] = {}
     for name, tensor in tensors.items():
         layout = _BLOCKS[tensor.type]
-        blocks = np.fromfile(path, layout, tensor.nbytes // layout.itemsize, offset=tensor.start)
+        count = tensor.nbytes // layout.itemsize
+        blocks = np.fromfile(tensor.path, layout, count, offset=tensor.start)
         if tensor.type in BITS:
             codes, *scaling = _quantised(blocks, tensor.type)
             parts = (_pack(codes, BITS[tensor.type]), *scaling)
             stem = name.removesuffix(".weight")
-            for part, array in zip(("weight", "scales", "biases"), parts, strict=True):
+            for part, array in zip(("weight", "scales", "biases"), parts, strict=False):
                 arrays[f"{stem}.{part}"] = array.reshape(*tensor.shape[:-1], -1)
         else:
             arrays[name] = _numbers(blocks, tensor.type).reshape(tensor.shape)
@@ -82,8 +83,10 @@ def _pack(codes: mx.array, bits: int) -> mx.array:
     return mx.stack(packed, axis=-1).reshape(len(codes), -1).view(mx.uint32)
 
 
-def _quantised(blocks: _Blocks, kind: str) -> tuple[mx.array, mx.array, mx.array]:
+def _quantised(blocks: _Blocks, kind: str) -> tuple[mx.array, ...]:
     """Return codes, scales and biases of a type in `BITS`: a weight is scale * code + bias.
+
+    MXFP4 has no biases: a code is a float of four bits, and a scale the exponent of a power of two.
 
     Shapes:
       blocks: [n] of `_BLOCKS[kind]`
@@ -97,6 +100,8 @@ def _quantised(blocks: _Blocks, kind: str) -> tuple[mx.array, mx.array, mx.array
         return codes ^ 0x80, scale, scale * -128  # -128..127 become 0..255
     # Byte i holds the low bits of weights i and i + 16; bit i of `high` is weight i's high bit.
     codes = mx.concatenate([codes & 15, codes >> 4], axis=1)
+    if kind == "MXFP4":
+        return codes, scale
     if "high" in (blocks.dtype.names or ()):
         high = _field(blocks, "high")[:, :, None] >> mx.arange(8, dtype=mx.uint8)
         codes = codes | (high & 1).reshape(-1, GROUP_SIZE) << 4

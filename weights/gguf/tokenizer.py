@@ -16,41 +16,52 @@ from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.weights.gguf.header import GGUFHeader
 from redrafter_mlx.weights.spm import CONTROL, USER_DEFINED, Pieces, fast_tokenizer, spm_tokenizer
 
+_HARMONY_ENDS = ("<|return|>", "<|call|>")
 _ENDS = (
     "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>",
-    "<end_of_turn>", "</s>",
+    "<end_of_turn>", "<eos>", "</s>", *_HARMONY_ENDS,
 )  # fmt: skip
 """Control tokens that end an answer in any vocabulary that has them."""
 
-_MARKUP = re.compile(r"<\|.*\|>")
-"""Text of a control token, which files of 2023 call user-defined."""
+_MARKUP = re.compile(r"<\|.*\|>|<(start|end)_of_turn>")
+"""Text of a control token, which files of 2023 call user-defined. (Gemma's `</s>` is HTML.)"""
 
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_LETTERS = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|%s| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_REST}"
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_CASED = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+%(end)s"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*%(end)s"
+    rf"|%(numbers)s| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_REST}"
 )
+"""Words that end where capitals begin, as OpenAI's o200k and Mistral's Tekken have them."""
+
 _BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 _GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 
 
-def _split(numbers: str) -> pre_tokenizers.PreTokenizer:
-    words = pre_tokenizers.Split(Regex(_WORDS % numbers), behavior="isolated")
-    return pre_tokenizers.Sequence([words, _BYTES])
+def _split(words: str) -> pre_tokenizers.PreTokenizer:
+    split = pre_tokenizers.Split(Regex(words), behavior="isolated")
+    return pre_tokenizers.Sequence([split, _BYTES])
 
 
 _DIGIT_BY_DIGIT = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _GPT2])
-_LLAMA3 = _split(r"\p{N}{1,3}")
-_QWEN2 = _split(r"\p{N}")
+_LLAMA3 = _split(_LETTERS % r"\p{N}{1,3}")
+_QWEN2 = _split(_LETTERS % r"\p{N}")
+_TEKKEN = _split(_CASED % {"end": "", "numbers": r"\p{N}"})
+_GPT4O = _split(_CASED % {"end": f"{_ENDINGS}?", "numbers": r"\p{N}{1,3}"})
 _PRE_TOKENIZERS = {
-    "gpt-2": _GPT2,
-    "phi-2": _GPT2,
-    "smollm": _DIGIT_BY_DIGIT,
-    "starcoder": _DIGIT_BY_DIGIT,
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "qwen2": _QWEN2,
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "granite-docling"), _GPT2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _DIGIT_BY_DIGIT),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe"), _LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
+    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
+    "tekken": _TEKKEN,
 }
+_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
+"""Rules of tokenizers in which a word of the vocabulary is a token, whatever its merges are; they
+begin texts with a token of their own."""
 
 
 def tokenizer_from_gguf(header: GGUFHeader, vocab_size: int) -> TokenizerWrapper:
@@ -69,7 +80,7 @@ def tokenizer_from_gguf(header: GGUFHeader, vocab_size: int) -> TokenizerWrapper
             f"of {vocab_size}"
         )
     types = [
-        CONTROL if k == USER_DEFINED and (t in _ENDS or _MARKUP.fullmatch(t)) else k
+        CONTROL if k == USER_DEFINED and _MARKUP.fullmatch(t) else k
         for t, k in zip(tokens, types, strict=True)
     ]
     if kind == "gpt2":
@@ -91,7 +102,7 @@ def _byte_level(header: GGUFHeader, tokens: list[str], types: list[int]) -> Toke
     pairs = [merge.partition(" ")[::2] for merge in header.items("tokenizer.ggml.merges", str)]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     try:
-        merges = models.BPE(vocabulary, pairs, ignore_merges=pre.startswith("llama"))
+        merges = models.BPE(vocabulary, pairs, ignore_merges=pre in _WHOLE_WORDS)
     except Exception as error:  # the binding raises Exception itself
         raise DamagedFileError(f"{header.path}: its tokenizer's merges: {error}") from error
     backend = Tokenizer(merges)
@@ -104,9 +115,9 @@ def _byte_level(header: GGUFHeader, tokens: list[str], types: list[int]) -> Toke
         BPEStreamingDetokenizer,
         tokens,
         types,
-        add_bos=header.get("tokenizer.ggml.add_bos_token", bool, pre.startswith("llama")),
+        add_bos=header.get("tokenizer.ggml.add_bos_token", bool, pre in _WHOLE_WORDS),
         eos_token_ids=_ends(header, tokens, types),
-        max_length=header.get("llama.context_length", int),
+        max_length=_context_length(header),
         bos_token=_token(header, tokens, "bos"),
         eos_token=_token(header, tokens, "eos"),
         pad_token=_token(header, tokens, "padding"),
@@ -136,7 +147,7 @@ def _sentencepiece(header: GGUFHeader, tokens: list[str], types: list[int]) -> T
         pieces,
         eos_token_ids=_ends(header, tokens, types),
         chat_template=_chat_template(header),
-        max_length=header.get("llama.context_length", int),
+        max_length=_context_length(header),
     )
 
 
@@ -154,15 +165,23 @@ def _token(
 
 
 def _ends(header: GGUFHeader, tokens: list[str], types: list[int]) -> list[int]:
-    """Return the tokens that end an answer: those that the metadata names, and well-known ones."""
+    """Return the tokens that end an answer: those that the metadata names, and well-known ones.
+
+    In gpt-oss's format, `<|end|>` only ends one of an answer's messages.
+    """
+    known = {*_ENDS} - ({"<|end|>"} if {*_HARMONY_ENDS} <= {*tokens} else set())
     named = {_token(header, tokens, role) for role in ("eos", "eot")}
     return [
         i
         for i, (token, kind) in enumerate(zip(tokens, types, strict=True))
-        if token in named or (kind == CONTROL and token in _ENDS)
+        if token in named or (kind == CONTROL and token in known)
     ]
 
 
 def _chat_template(header: GGUFHeader) -> str | None:
     value = header.metadata.get("tokenizer.chat_template")
     return value if isinstance(value, str) else None
+
+
+def _context_length(header: GGUFHeader) -> int:
+    return header.get(f"{header.get('general.architecture', str)}.context_length", int)

@@ -1,0 +1,81 @@
+"""Configuration of the model in a GGUF file, under the names of config.json."""
+
+from __future__ import annotations
+
+from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
+from redrafter_mlx.weights.gguf.architectures import ARCHITECTURES, Architecture, Keys
+from redrafter_mlx.weights.gguf.header import GGUFHeader
+
+_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+
+
+def gguf_config(header: GGUFHeader) -> dict[str, object]:
+    """Return what any file says of its sizes; None where it says nothing."""
+    kind = header.metadata.get("general.architecture")
+    names = {
+        "num_hidden_layers": "block_count",
+        "hidden_size": "embedding_length",
+        "intermediate_size": "feed_forward_length",
+        "num_attention_heads": "attention.head_count",
+        "num_key_value_heads": "attention.head_count_kv",
+        "head_dim": "attention.key_length",
+        "max_position_embeddings": "context_length",
+        "num_experts": "expert_count",
+    }
+    embedding = header.tensors.get(_EMBEDDING)
+    return {
+        **{ours: header.metadata.get(f"{kind}.{name}") for ours, name in names.items()},
+        "model_type": kind,
+        "vocab_size": embedding.shape[0] if embedding else None,
+        "tie_word_embeddings": _HEAD not in header.tensors,
+    }
+
+
+def model_config(header: GGUFHeader) -> tuple[Architecture, dict[str, object]]:
+    """Return the architecture and the configuration for mlx-lm's class, without a rope scaling.
+
+    Raises:
+      UnsupportedModelError: another architecture
+      DamagedFileError: an entry of the metadata is missing or contradicts the tensors
+    """
+    kind = header.get("general.architecture", str)
+    keys = Keys(header, kind)
+    dense = kind != "llama" or not keys.whole("expert_count", 0)
+    architecture = ARCHITECTURES.get(kind) if dense else None
+    if architecture is None:
+        named = kind if dense else f"mixture-of-experts {kind}"
+        raise unsupported(
+            header,
+            f"GGUF of architecture {named:.80} is not read, only dense {', '.join(ARCHITECTURES)}",
+        )
+    layers, embedding = keys.whole("block_count"), header.tensors.get(_EMBEDDING)
+    if not 0 < layers <= len(header.tensors):
+        raise DamagedFileError(f"{header.path}: {layers} layers, but {len(header.tensors)} tensors")
+    if embedding is None:
+        raise DamagedFileError(f"{header.path}: tensor {_EMBEDDING} is missing")
+    rotary = keys.whole("rope.dimension_count", keys.head_dim)
+    if rotary != keys.head_dim and not architecture.partial:
+        what = f"rotary embedding of {rotary} of {keys.head_dim} dimensions is not read"
+        raise unsupported(header, what)
+    config = {
+        "model_type": architecture.model_type,
+        "hidden_size": keys.hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": keys.whole("feed_forward_length"),
+        "num_attention_heads": keys.heads,
+        "num_key_value_heads": keys.whole("attention.head_count_kv", keys.heads),
+        "head_dim": keys.head_dim,
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "vocab_size": embedding.shape[0],
+        "max_position_embeddings": keys.whole("context_length"),
+        "rope_theta": keys.number("rope.freq_base", 10000.0),
+        "rope_traditional": architecture.traditional,
+        "tie_word_embeddings": _HEAD not in header.tensors,
+    }
+    return architecture, {**config, **architecture.settings(keys)}
+
+
+def unsupported(header: GGUFHeader, what: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{header.path}: {what}; give the model's safetensors folder or Hub repository instead"
+    )
