@@ -67,7 +67,8 @@ def fetch(name: str, *, offline: bool = False) -> Path:
 def list_all() -> None:
     """List the named models: size, whether each is on disk and fits in memory, and its drafters.
 
-    `show` has the details of one. Any Hub repository or folder that mlx-lm loads works as well.
+    Models of Ollama and LM Studio are listed, too. `show` has the details of one. Any Hub
+    repository or folder that mlx-lm loads works as well.
     """
     with progress_bars("looking"):
         from redrafter_mlx.weights.fit.machine import planned_machine

@@ -333,7 +333,7 @@ def test_wrong_tensor_is_named(
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("general__architecture", "mamba", "mamba.*only dense llama"),
+        ("general__architecture", "mamba", "mamba.*only llama, qwen2"),
         ("tokenizer__ggml__pre", "falcon", "'falcon'.*smollm"),
         ("tokenizer__ggml__model", "bert", "kind bert"),
         ("tokenizer__ggml__tokens", None, "lacks tokenizer.ggml.tokens"),

@@ -67,6 +67,13 @@ def write_gemma3(writer: Any) -> None:
     writer.add_rope_scaling_factor(8.0)
 
 
+def write_gemma3_of_ollama(writer: Any) -> None:
+    """Write the same settings in other words."""
+    write_gemma3(writer)
+    writer.add_sliding_window_pattern([(i + 1) % 6 != 0 for i in range(7)])
+    writer.add_float32("gemma3.rope.local.freq_base", 10000.0)
+
+
 def write_phi3(writer: Any) -> None:
     writer.add_rope_dimension_count(8)
     writer.add_rope_scaling_orig_ctx_len(64)
@@ -97,6 +104,11 @@ class Case:
     pairs: bool = False
 
 
+GEMMA3 = {
+    "model_type": "gemma3_text", "num_hidden_layers": 7, "head_dim": 32,
+    "query_pre_attn_scalar": 32, "sliding_window": 8,
+    "rope_scaling": {"type": "linear", "factor": 8.0},
+}  # fmt: skip
 MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 CASES = {
     "qwen2": Case("qwen2", {"model_type": "qwen2"}),
@@ -117,13 +129,8 @@ CASES = {
          "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
         write_gemma2, added=1.0,
     ),
-    "gemma3": Case(
-        "gemma3",
-        {"model_type": "gemma3_text", "num_hidden_layers": 7, "head_dim": 32,
-         "query_pre_attn_scalar": 32, "sliding_window": 8,
-         "rope_scaling": {"type": "linear", "factor": 8.0}},
-        write_gemma3, added=1.0,
-    ),
+    "gemma3": Case("gemma3", GEMMA3, write_gemma3, added=1.0),
+    "gemma3, Ollama's": Case("gemma3", GEMMA3, write_gemma3_of_ollama, added=1.0),
     "phi3": Case(
         "phi3",
         {"model_type": "phi3", "partial_rotary_factor": 0.5, "rope_scaling": LONG,

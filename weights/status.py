@@ -13,9 +13,11 @@ from redrafter_mlx.weights.chat_template import has_chat_template
 from redrafter_mlx.weights.files.folder import check_model, check_tokenizer
 from redrafter_mlx.weights.fit.model_size import StoredModel
 from redrafter_mlx.weights.fit.needs import stored_model
+from redrafter_mlx.weights.gguf.architectures import ARCHITECTURES
 from redrafter_mlx.weights.gguf.config import gguf_config
 from redrafter_mlx.weights.gguf.header import parts_of, read_header, weight_types
 from redrafter_mlx.weights.hub import cached_repos, split_repo
+from redrafter_mlx.weights.other_apps import other_models
 from redrafter_mlx.weights.raw_model import context_length
 from redrafter_mlx.weights.registry import REGISTRY
 from redrafter_mlx.weights.resolve import find_local
@@ -47,12 +49,13 @@ class ModelStatus:
 
 
 def list_models() -> list[ModelStatus]:
-    """List the registry, the default model first, then other language models in the Hub's cache.
+    """List the registry, the default model first, then other language models on this machine.
 
-    No network is used.
+    They are those in the Hub's cache, and those of Ollama and LM Studio. No network is used.
     """
     registered = {entry.repo for entry in REGISTRY.values()}
-    others = [_status(name) for name in cached_repos() if name not in registered]
+    names = dict.fromkeys([*cached_repos(), *other_models()])
+    others = [_status(name) for name in names if name not in registered]
     models = [status for status in others if status.path and _is_language_model(status.path)]
     return [*map(_status, REGISTRY), *models]
 
@@ -94,10 +97,14 @@ def _status(name: str) -> ModelStatus:
 
 
 def _is_language_model(folder: Path) -> bool:
-    """Whether a repository holds a language model, which may read pictures too.
+    """Whether a folder or a GGUF file holds a language model, which may read pictures too.
 
     A drafter's configuration may name such an architecture too, but comes without a tokenizer.
     """
+    if folder.is_file():
+        with contextlib.suppress(DamagedFileError, OSError):
+            return read_header(folder).metadata.get("general.architecture") in ARCHITECTURES
+        return False
     try:
         check_tokenizer(folder)
         config = read_object(folder / "config.json")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from redrafter_mlx.errors import DamagedFileError
+from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.weights.gguf.header import GGUFHeader
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -143,11 +143,24 @@ def _gemma2(keys: Keys) -> Mapping[str, object]:
     }
 
 
+def _window_pattern(keys: Keys) -> int:
+    """Return P: all layers but every P-th have a window. A file gives P, or a list of booleans."""
+    key = "attention.sliding_window_pattern"
+    value = keys.header.metadata.get(f"{keys.architecture}.{key}")
+    if not isinstance(value, list):
+        return keys.whole(key, 6)
+    period = value.index(False) + 1 if False in value else 0
+    if not period or value != [(i + 1) % period != 0 for i in range(len(value))]:
+        raise UnsupportedModelError(f"{keys.header.path}: layers with a window in no fixed pattern")
+    return period
+
+
 def _gemma3(keys: Keys) -> Mapping[str, object]:
+    local = keys.number("rope.local.freq_base", 10000.0)  # Ollama's name of it
     return {
         "sliding_window": keys.whole("attention.sliding_window"),
-        "sliding_window_pattern": keys.whole("attention.sliding_window_pattern", 6),
-        "rope_local_base_freq": keys.number("rope.freq_base_swa", 10000.0),
+        "sliding_window_pattern": _window_pattern(keys),
+        "rope_local_base_freq": keys.number("rope.freq_base_swa", local),
         "query_pre_attn_scalar": _gemma_scale(keys, 62),
     }
 

@@ -31,23 +31,26 @@ def gguf_config(header: GGUFHeader) -> dict[str, object]:
     }
 
 
-def model_config(header: GGUFHeader) -> tuple[Architecture, dict[str, object]]:
-    """Return the architecture and the configuration for mlx-lm's class, without a rope scaling.
-
-    Raises:
-      UnsupportedModelError: another architecture
-      DamagedFileError: an entry of the metadata is missing or contradicts the tensors
-    """
+def architecture_of(header: GGUFHeader) -> Architecture:
+    """Return the file's architecture; raises UnsupportedModelError for one that is not read."""
     kind = header.get("general.architecture", str)
-    keys = Keys(header, kind)
-    dense = kind != "llama" or not keys.whole("expert_count", 0)
+    dense = kind != "llama" or not header.get("llama.expert_count", int, 0)
     architecture = ARCHITECTURES.get(kind) if dense else None
     if architecture is None:
         named = kind if dense else f"mixture-of-experts {kind}"
-        raise unsupported(
-            header,
-            f"GGUF of architecture {named:.80} is not read, only dense {', '.join(ARCHITECTURES)}",
-        )
+        known = ", ".join(ARCHITECTURES)
+        raise unsupported(header, f"GGUF of architecture {named:.80} is not read, only {known}")
+    return architecture
+
+
+def model_config(header: GGUFHeader, architecture: Architecture) -> dict[str, object]:
+    """Return the configuration for mlx-lm's class, without a rope scaling.
+
+    Raises:
+      UnsupportedModelError: a setting that mlx-lm's class does not have
+      DamagedFileError: an entry of the metadata is missing or contradicts the tensors
+    """
+    keys = Keys(header, header.get("general.architecture", str))
     layers, embedding = keys.whole("block_count"), header.tensors.get(_EMBEDDING)
     if not 0 < layers <= len(header.tensors):
         raise DamagedFileError(f"{header.path}: {layers} layers, but {len(header.tensors)} tensors")
@@ -72,7 +75,7 @@ def model_config(header: GGUFHeader) -> tuple[Architecture, dict[str, object]]:
         "rope_traditional": architecture.traditional,
         "tie_word_embeddings": _HEAD not in header.tensors,
     }
-    return architecture, {**config, **architecture.settings(keys)}
+    return {**config, **architecture.settings(keys)}
 
 
 def unsupported(header: GGUFHeader, what: str) -> UnsupportedModelError:

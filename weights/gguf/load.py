@@ -19,7 +19,7 @@ from mlx_lm.utils import _get_classes
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.weights.checksum import known_sha256
 from redrafter_mlx.weights.gguf.architectures import Architecture
-from redrafter_mlx.weights.gguf.config import model_config, unsupported
+from redrafter_mlx.weights.gguf.config import architecture_of, model_config, unsupported
 from redrafter_mlx.weights.gguf.fingerprint import gguf_fingerprint
 from redrafter_mlx.weights.gguf.header import BITS, READABLE, GGUFHeader, TensorInfo, read_header
 from redrafter_mlx.weights.gguf.rope import FACTORS, rope_scaling
@@ -81,9 +81,10 @@ def check_gguf(path: Path) -> None:
 def _described(path: Path) -> tuple[GGUFHeader, Architecture, dict[str, object]]:
     """Return the header of a file that can be loaded, and the model that it describes."""
     header = read_header(path)
-    architecture, config = model_config(header)
-    config["rope_scaling"] = rope_scaling(header, architecture, config)
+    architecture = architecture_of(header)
     _check_tensors(header, architecture)
+    config = model_config(header, architecture)
+    config["rope_scaling"] = rope_scaling(header, architecture, config)
     return header, architecture, config
 
 
