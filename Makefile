@@ -16,7 +16,7 @@ types:
 	cd build/typing && for system in linux darwin; do mypy --platform $$system --config-file $(CURDIR)/pyproject.toml --explicit-package-bases -p redrafter_mlx || exit 1; done
 
 test:
-	python -m pytest -q -n 2 -m "not real_model and not exhaustive"
+	python -m pytest -q -n 2 -m "not real_model and not real_model2 and not exhaustive"
 
 # Everything, with the real SmolLM2-135M (98 MB, fetched on first use).
 test-all:
