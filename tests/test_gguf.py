@@ -460,6 +460,16 @@ def test_every_token_that_ends_an_answer_is_known(sample: Path) -> None:
     assert set(tokenizer.eos_token_ids) == ends
 
 
+def test_calls_of_tools_are_read_as_the_template_writes_them(tmp_path: Path) -> None:
+    template = "{% for t in tools %}{{ t }}{% endfor %}<tool_call>{{ tool_call.name }}</tool_call>"
+    metadata = gguf_metadata(tokenizer__chat_template=template)
+    path = write_gguf(tmp_path / "m.gguf", metadata, gguf_tensors(llama_model()))
+    tokenizer = load_gguf(path).read_tokenizer()
+    assert (tokenizer.tool_call_start, tokenizer.tool_call_end) == ("<tool_call>", "</tool_call>")
+    call = tokenizer.tool_parser('{"name": "f", "arguments": {"x": 1}}', None)
+    assert call == {"name": "f", "arguments": {"x": 1}}
+
+
 def test_streamed_text_is_the_decoded_text(sample: Path) -> None:
     tokenizer = load_gguf(sample).read_tokenizer()
     for text in ["hello world", "日本語 👩\u200d👩\u200d👧 x", "a\n\n  b"]:

@@ -16,10 +16,16 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import sentencepiece
-from mlx_lm.tokenizer_utils import SPMStreamingDetokenizer, StreamingDetokenizer, TokenizerWrapper
+from mlx_lm.tokenizer_utils import (
+    SPMStreamingDetokenizer,
+    StreamingDetokenizer,
+    TokenizerWrapper,
+    _infer_tool_parser,
+)
 from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -157,7 +163,22 @@ def fast_tokenizer(
         model_max_length=max_length,
         **named,
     )
-    return TokenizerWrapper(tokenizer, detokenizer, eos_token_ids=eos_token_ids)
+    return TokenizerWrapper(
+        tokenizer, detokenizer, eos_token_ids=eos_token_ids, **_tool_calls(tokenizer)
+    )
+
+
+def _tool_calls(tokenizer: PreTrainedTokenizerFast) -> dict[str, object]:
+    """Return how a model writes calls of tools, as `mlx_lm.load` finds out from its template."""
+    form = _infer_tool_parser(tokenizer)
+    if form is None:
+        return {}
+    module = import_module(f"mlx_lm.tool_parsers.{form}")
+    return {
+        "tool_parser": module.parse_tool_call,
+        "tool_call_start": module.tool_call_start,
+        "tool_call_end": module.tool_call_end,
+    }
 
 
 def _check_bytes(pieces: Pieces) -> None:
