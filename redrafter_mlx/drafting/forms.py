@@ -23,6 +23,7 @@ from redrafter_mlx.drafting.published.dspark import DSPARK
 from redrafter_mlx.drafting.published.eagle import EAGLE, EAGLE3
 from redrafter_mlx.drafting.published.medusa import MEDUSA
 from redrafter_mlx.drafting.published.mlp_speculator import MLP_SPECULATOR
+from redrafter_mlx.drafting.published.mtp import MTP
 from redrafter_mlx.drafting.recognition import form_of
 from redrafter_mlx.drafting.recurrent import RECURRENT
 from redrafter_mlx.target_model.model import Target
@@ -33,6 +34,7 @@ FORMS: tuple[Form, ...] = (
     DFLASH2,
     DSPARK,
     DFLASH,
+    MTP,
     EAGLE3,
     EAGLE,
     MEDUSA,
@@ -47,12 +49,14 @@ class DrafterFolder:
 
     source:      of the target that it will draft for; None checks no fingerprint
     bits, asked: as in DrafterFiles
+    form:        None finds it out by the files; the target's own hold an MTP head among others
     """
 
     path: Path
     source: TargetSource | None = None
     bits: int | None = None
     asked: bool = True
+    form: Form | None = None
 
     def bind(self, target: Target, tokenizer: TokenizerWrapper) -> Drafter:
         """Load the drafter, evaluated, in the target's arithmetic; errors as in `Form.load`.
@@ -76,7 +80,7 @@ class DrafterFolder:
         if self.source is not None:
             known = self.source.fingerprint, self.source.earlier_fingerprint
             check_trained_for(files.config, self.path, self.source.name, *known)
-        return find_form(files).load(files, target)
+        return (self.form or find_form(files)).load(files, target)
 
 
 def find_form(files: DrafterFiles) -> Form:

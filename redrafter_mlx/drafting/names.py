@@ -1,11 +1,12 @@
 """What a caller names as the drafter: the one parser of `--drafter` and of `load`'s argument.
 
-auto             prompt lookup and earlier texts, together with the trained drafter, else a
-                 published one
+auto             prompt lookup and earlier texts, together with the trained drafter, else the
+                 target's own MTP head or a published one
 none             no drafts: plain decoding
 lookup           prompt lookup alone
 earlier          copies of the texts of earlier requests alone
 trained          the drafter that was trained for the target
+mtp              the multi-token-prediction head in the target's own files
 recycling        token recycling: tokens that were likely before
 FOLDER           a drafter, or a language model
 MODEL            the same by a model's name or a Hub repository
@@ -24,7 +25,7 @@ from pathlib import Path
 from redrafter_mlx.drafting.host_drafters import HOST_DRAFTERS
 from redrafter_mlx.errors import BadInputError
 
-AUTO, NONE, TRAINED, RECYCLING = "auto", "none", "trained", "recycling"
+AUTO, NONE, TRAINED, MTP, RECYCLING = "auto", "none", "trained", "mtp", "recycling"
 
 _CLASS = re.compile(r".+\.py:\w+")
 _TREE = re.compile(r"\+tree:([^+]*)")
@@ -34,7 +35,7 @@ _TREE = re.compile(r"\+tree:([^+]*)")
 class DrafterName:
     """A parsed name; whether there are such drafters is not known yet.
 
-    parts:  drafters: TRAINED, RECYCLING, FILE.py:CLASS, or a folder, model or repository; two
+    parts:  drafters: TRAINED, MTP, RECYCLING, FILE.py:CLASS, or a folder, model or repository; two
             draft together
     host:   drafters on the host, which draft alone or beside these
     auto:   a published drafter replaces a missing trained one

@@ -21,6 +21,7 @@ CONFIG = "config.json"
 RECURRENT, EAGLE3, EAGLE = "ReDrafter", "EAGLE-3", "EAGLE"
 MEDUSA, MLP_SPECULATOR = "Medusa", "MLP speculator"
 DFLASH, DFLASH2, DSPARK = "DFlash", "DFlash 2", "DSpark"
+MTP = "MTP"
 
 Config = Mapping[str, object]
 Names = Collection[str]
@@ -30,6 +31,9 @@ IN_MEDUSA_MODEL = re.compile(r"^medusa_heads?\.")
 
 SPECULATOR_PREFIX = "speculator."
 """Prefix of an MLP speculator's tensors in files for transformers."""
+
+MTP_PREFIX = re.compile(r"^(language_model\.)?(model\.)?mtp\.")
+"""Prefix of an MTP head's tensors in the files of the model that it belongs to."""
 
 OF_SPECULATORS = "speculators_model_type"
 """Key of config.json that names the form in files of vLLM's `speculators`."""
@@ -48,6 +52,7 @@ class Signature:
     keys:       keys of config.json, or of `dflash_config` in it, that no other form has
     named:      the value of `OF_SPECULATORS`, which then decides
     supported:  whether it can be loaded
+    quantised:  whether weights that are quantised already can be loaded
     """
 
     form: str
@@ -56,6 +61,7 @@ class Signature:
     keys: tuple[str, ...] = ()
     named: str | None = None
     supported: bool = True
+    quantised: bool = False
 
     def fits(self, config: Config, names: Iterable[str]) -> bool:
         """Whether files are of this form, by their config.json and all own names of tensors."""
@@ -84,6 +90,13 @@ SIGNATURES = (
     Signature(DSPARK, (r"markov_head\..*",), keys=("markov_rank",), named="dspark"),
     Signature(
         DFLASH, (r"hidden_norm\.weight", r"fc\.weight"), keys=("dflash_config",), named="dflash"
+    ),
+    # Where a whole model's embedding is, the head is one part of it.
+    Signature(
+        MTP,
+        (r"pre_fc_norm_hidden\.weight",),
+        lacks=(r"(.*\.)?embed_tokens\.(weight|scales)",),
+        quantised=True,
     ),
     Signature("Hydra", (r"hydra.*",), keys=("hydra_num_heads",), supported=False),
     Signature("P-EAGLE", ("mask_hidden",), keys=("ptd_token_id",), named="peagle", supported=False),
@@ -147,7 +160,7 @@ def form_of(folder: Path, config: Config, names: Names) -> str:
     if form == MEDUSA:  # of a whole model, only the heads are looked at
         names = [name for name in names if IN_MEDUSA_MODEL.match(name)] or names
     quantised = next((name for name in names if name.endswith(_QUANTISED)), None)
-    if quantised is not None:
+    if quantised is not None and not signature.quantised:
         raise UnsupportedModelError(
             f"{folder}: its weights are quantised already (tensor {quantised:.80}); give the "
             f"drafter's 16-bit files; --drafter-bits quantises them at loading"
@@ -191,9 +204,27 @@ def eagle_name(name: str) -> str:
     return f"layers.0.{name.removeprefix('midlayer.')}" if name.startswith("midlayer.") else name
 
 
+def mtp_names(names: Names) -> dict[str, str]:
+    """Return the stored names of an MTP head's tensors, each with its name without a prefix.
+
+    Among those of a whole model they have one; in files of its own, all are the head's.
+    """
+    found = {name: MTP_PREFIX.sub("", name) for name in names if MTP_PREFIX.match(name)}
+    return found or {name: name for name in names}
+
+
+def holds_mtp(folder: Path) -> bool:
+    """Whether the files of a model bring an MTP head; False if they cannot be read."""
+    try:
+        return any(map(MTP_PREFIX.match, open_tensors(folder).shapes))
+    except DamagedFileError:
+        return False
+
+
 def _own_name(name: str) -> str:
     """Return a tensor's name without the prefixes of any packaging."""
-    return eagle_name(IN_MEDUSA_MODEL.sub("", name).removeprefix(SPECULATOR_PREFIX))
+    bare = MTP_PREFIX.sub("", IN_MEDUSA_MODEL.sub("", name))
+    return eagle_name(bare.removeprefix(SPECULATOR_PREFIX))
 
 
 def _signature(config: Config, names: Names) -> Signature | None:

@@ -21,9 +21,10 @@ from redrafter_mlx.drafting.drafter_files import open_files
 from redrafter_mlx.drafting.forms import FORMS, DrafterFolder, find_form
 from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.drafting.interface import Bindable, Drafter
-from redrafter_mlx.drafting.names import RECYCLING, TRAINED, DrafterName, is_class
+from redrafter_mlx.drafting.names import MTP, RECYCLING, TRAINED, DrafterName, is_class
+from redrafter_mlx.drafting.published.mtp import MTP as MTP_FORM
 from redrafter_mlx.drafting.published.pard import MASK_KEY, Pard
-from redrafter_mlx.drafting.recognition import holds_drafter
+from redrafter_mlx.drafting.recognition import holds_drafter, holds_mtp
 from redrafter_mlx.drafting.recycling import Recycling
 from redrafter_mlx.drafting.static_trees import find_tree
 from redrafter_mlx.errors import (
@@ -106,6 +107,8 @@ def open_drafter(
         if part == TRAINED:
             trained, note = _find_trained(loaded, prepared)
             parts += [] if trained is None else [trained]
+        elif part == MTP:
+            parts.append(_own_head(loaded.source, prepared))
         elif isinstance(part, str):
             parts.append(_open(part, prepared.bits, loaded.source, offline, progress))
         else:
@@ -132,7 +135,7 @@ def _checked(name: str) -> str | Bindable:
         return _from_file(name)
     if name == RECYCLING:
         return Recycling()
-    if name != TRAINED and not _names_model(name):
+    if name not in (TRAINED, MTP) and not _names_model(name):
         if not os.path.exists(name):  # unlike Path.exists, False for a name that is too long
             raise ModelNotFoundError(
                 f"no drafter at {name}; give a drafter's folder, the name of a model that "
@@ -140,6 +143,17 @@ def _checked(name: str) -> str | Bindable:
             )
         find_form(open_files(name))
     return name
+
+
+def _own_head(source: TargetSource, prepared: PreparedDrafter) -> DrafterFolder:
+    """Return the MTP head in the target's own files; ModelNotFoundError if they hold none."""
+    if not (source.path.is_dir() and holds_mtp(source.path)):
+        raise ModelNotFoundError(
+            f"{source.name} brings no MTP head: its files hold no tensor mtp.*, which conversions "
+            f"leave out; `redrafter-mlx drafters {shlex.quote(source.name)}` lists known drafters"
+        )
+    bits = bits_of_drafter(prepared.bits, source.bits)
+    return DrafterFolder(source.path, source, bits, prepared.bits is not None, MTP_FORM)
 
 
 def _names_model(name: str) -> bool:
@@ -229,10 +243,15 @@ def _find_trained(
     folders, damaged = find_drafters(source.fingerprint, source.earlier_fingerprint)
     broken = [str(error) for error in damaged]
     known = [drafter for drafter in known_drafters(source.name) if drafter.form in loadable_forms()]
-    here = [drafter for drafter in known if prepared.auto and find_local(drafter.name)]
-    for name in (*folders, *(drafter.name for drafter in here)):
+    here = [drafter.name for drafter in known if prepared.auto and find_local(drafter.name)]
+    if prepared.auto and source.path.is_dir() and holds_mtp(source.path):
+        here.insert(0, MTP)
+    for name in (*folders, *here):
         try:
-            found = _open(str(name), prepared.bits, source, offline=True, progress=None)
+            if name == MTP:
+                found: Bindable = _own_head(source, prepared)
+            else:
+                found = _open(str(name), prepared.bits, source, offline=True, progress=None)
             drafter = found.bind(target, loaded.tokenizer)
         except (DamagedFileError, MismatchError, UnsupportedModelError) as error:
             broken.append(f"{name}: {error}" if isinstance(error, MismatchError) else str(error))

@@ -19,7 +19,7 @@ import mlx.nn as nn
 from mlx_lm.models.llama import MLP
 
 from redrafter_mlx.drafting.published.block_config import BlockConfig
-from redrafter_mlx.drafting.published.network import DrafterNetwork, Projections
+from redrafter_mlx.drafting.published.network import DrafterNetwork, Projections, share_weights
 from redrafter_mlx.target_model.layer_cache import AttentionCache
 
 
@@ -78,7 +78,7 @@ class BlockNetwork(DrafterNetwork):
     def changed(self, config: BlockConfig) -> BlockNetwork:
         """Return a network with the same weights and another configuration."""
         network = type(self)(config)
-        network.share(self)
+        share_weights(network, self)
         return network
 
     def context(self, features: mx.array) -> mx.array:

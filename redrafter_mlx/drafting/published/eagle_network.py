@@ -1,14 +1,11 @@
 """The networks of EAGLE drafters: one or a few Llama layers between features and an output layer.
 
 EAGLE-1 and 2 (arXiv 2401.15077, 2406.16858) and EAGLE-3 (arXiv 2503.01840) have the same structure.
-A row pairs the target's features at position i with the token at i + 1. Its output predicts the
-token at i + 2, and replaces the features of the next row where the target has computed none yet.
 Parameter names are those of the published files.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -16,7 +13,8 @@ import mlx.nn as nn
 from mlx_lm.models.llama import MLP
 
 from redrafter_mlx.drafting.published.eagle_config import EagleConfig
-from redrafter_mlx.drafting.published.network import DrafterNetwork, Projections
+from redrafter_mlx.drafting.published.feature_drafter import FeatureNetwork
+from redrafter_mlx.drafting.published.network import DrafterNetwork, Projections, share_weights
 from redrafter_mlx.target_model.layer_cache import AttentionCache
 
 
@@ -68,39 +66,23 @@ class DecoderLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class EagleNetwork(DrafterNetwork):
-    """What both forms have in common.
-
-    A row's context is what it reads in addition to the embedding of its token: the target's
-    features after `fuse`, or the `feedback` of the previous row.
-    """
+class EagleNetwork(DrafterNetwork, FeatureNetwork):
+    """What both forms have in common."""
 
     def __init__(self, config: EagleConfig) -> None:
         super().__init__(config, lambda name: DecoderLayer(config, name))
-        self.config = config
+        self.config: EagleConfig = config
 
     def changed(self, config: EagleConfig) -> EagleNetwork:
         """Return a network with the same weights and another configuration."""
         network = type(self)(config)
-        network.share(self)
+        share_weights(network, self)
         return network
 
-    @abstractmethod
-    def fuse(self, features: mx.array) -> mx.array:
-        """Map the target's features [B, N, C] to context."""
-
-    @abstractmethod
-    def forward(
-        self, embedding: mx.array, context: mx.array, cache: Sequence[AttentionCache]
-    ) -> mx.array:
-        """Return [B, N, H], the output of each row before the final norm."""
-
     def feedback(self, hidden: mx.array) -> mx.array:
-        """Map outputs of rows to the context of the rows after them."""
         return hidden
 
     def normed(self, hidden: mx.array) -> mx.array:
-        """Map outputs of rows to the input of the output layer."""
         return hidden
 
     def _through_layers(

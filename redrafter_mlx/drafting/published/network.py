@@ -24,16 +24,24 @@ class DrafterNetwork(nn.Module):
         if config.own_head:
             self.lm_head = nn.Linear(config.hidden_size, config.output_size, bias=False)
 
-    def share(self, other: nn.Module) -> None:
-        """Use the weights of a network of the same sizes, but not its rotary embeddings."""
-        leaves = cast(
-            "list[tuple[str, nn.Module]]",
-            tree_flatten(other.leaf_modules(), is_leaf=nn.Module.is_module),
-        )
-        weights = [(name, leaf) for name, leaf in leaves if not name.endswith(".rope")]
-        self.update_modules(tree_unflatten(weights))
-        self.update(other.parameters())
-        self.eval()
+
+def share_weights(network: nn.Module, other: nn.Module) -> None:
+    """Let a network use the weights of one of the same sizes, quantised ones too.
+
+    Its norms and rotary embeddings stay modules of its own.
+    """
+    leaves = cast(
+        "list[tuple[str, nn.Module]]",
+        tree_flatten(other.leaf_modules(), is_leaf=nn.Module.is_module),
+    )
+    own = [
+        (name, leaf)
+        for name, leaf in leaves
+        if not name.endswith(".rope") and not isinstance(leaf, nn.RMSNorm)
+    ]
+    network.update_modules(tree_unflatten(own))
+    network.update(other.parameters())
+    network.eval()
 
 
 class Projections(nn.Module):

@@ -15,6 +15,7 @@ import numpy as np
 from mlx_lm.models.rope_utils import initialize_rope
 
 from redrafter_mlx.drafting.drafter_files import DrafterFiles, check_pair
+from redrafter_mlx.drafting.published.feature_drafter import FeatureConfig
 from redrafter_mlx.drafting.recognition import CONFIG, eagle_name
 from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
@@ -32,39 +33,28 @@ ROPE_BASE = 10000.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkConfig:
+class NetworkConfig(FeatureConfig):
     """The configuration of a drafter's decoder layers, and of what is around them.
 
     stored:       names of its tensors, as its network calls them; an optional bias or norm exists
                   if its tensor does
-    layers:       the target's layers whose inputs it reads, ascending; () if it reads the final
-                  norm's output
-    context_size: C, size of the features that it reads at each position
     hidden_size:  H
     output_size:  V', number of outputs
     vocab_size:   V, of the target
-    own_head:     whether it has an output layer of its own
-    own_embedding: whether it has a token embedding of its own
     max_positions: used by rope scaling
     rope_interleaved: whether neighbouring coordinates rotate together, not halves of a head
     """
 
     stored: frozenset[str]
-    layers: tuple[int, ...]
-    context_size: int
     hidden_size: int
     intermediate_size: int
     heads: int
     kv_heads: int
     head_size: int
-    n_layers: int
     output_size: int
     vocab_size: int
-    own_head: bool
-    own_embedding: bool
     norm_eps: float
     rope_base: float
-    rope_scaling: Mapping[str, object] | None
     max_positions: int
     rope_interleaved: bool = False
 

@@ -1,0 +1,238 @@
+"""MTP: multi-token-prediction heads, which models were trained with and bring along.
+
+One decoder layer of the target's own kind continues the target's last hidden state, joined with the
+embedding of the token after it (DeepSeek-V3, arXiv 2412.19437, section 2.2); embedding and output
+layer are the target's. Trained for one step, it is applied again to its own output for the next
+ones, level by level of a tree.
+
+Files: a folder of its own, as mlx-vlm splits them off (`model_type` qwen3_5_mtp), or the target's
+own files, where its tensors are `mtp.*`. Facts that no file states, such as whether its norms were
+stored without the 1 that is added to them, are read from the values and checked by calibration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from redrafter_mlx.drafting import recognition
+from redrafter_mlx.drafting.drafter_files import (
+    DrafterFiles,
+    Form,
+    check_pair,
+    fill,
+    parameters_of,
+)
+from redrafter_mlx.drafting.level_drafter import shuffled
+from redrafter_mlx.drafting.published.feature_drafter import (
+    FeatureConfig,
+    FeatureDrafter,
+    FeatureNetwork,
+)
+from redrafter_mlx.drafting.published.network import share_weights
+from redrafter_mlx.drafting.recognition import mtp_names
+from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
+from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
+from redrafter_mlx.target_model.adapter import find_backbone, layers_of
+from redrafter_mlx.target_model.layer_cache import AttentionCache
+from redrafter_mlx.target_model.model import Target
+
+_CENTRED = 0.4
+"""Mean of the norms' weights below which they were stored without the 1 that is added to them.
+
+Those of Qwen3.5 and 3.6 lie between -0.5 and 0.3, and above 0.4 with the 1 (mlx-lm issue 1456)."""
+
+
+_HIDDEN_NORM = "pre_fc_norm_hidden.weight"
+_EXPERTS, _STACKED = "layers.0.mlp.experts.", "layers.0.mlp.switch_mlp."
+
+
+@dataclass(frozen=True, kw_only=True)
+class MtpConfig(FeatureConfig):
+    """The configuration of one MTP head; all sizes are the target's.
+
+    layers: () for the final norm's output, or the number of the target's layers for its input
+    """
+
+    @classmethod
+    def of(cls, target: Target, layers: tuple[int, ...] = ()) -> MtpConfig:
+        return cls(
+            layers=layers,
+            context_size=target.hidden_size,
+            n_layers=1,
+            own_head=False,
+            own_embedding=False,
+            rope_scaling=None,
+        )
+
+
+class MtpNetwork(FeatureNetwork):
+    """One layer of the target's own class over an embedding and a hidden state, both normed.
+
+    Parameter names are those of the published files without their prefix.
+    """
+
+    def __init__(self, config: MtpConfig, target: Target) -> None:
+        """Raise UnsupportedModelError if no layer can be made like those of the target."""
+        super().__init__()
+        self.config: MtpConfig = config
+        H, layer = target.hidden_size, layer_like(target)
+        eps = layer.input_layernorm.eps
+        self.pre_fc_norm_embedding = nn.RMSNorm(H, eps)
+        self.pre_fc_norm_hidden = nn.RMSNorm(H, eps)
+        self.fc = nn.Linear(2 * H, H, bias=False)
+        self.layers = [layer]
+        self.norm = nn.RMSNorm(H, eps)
+
+    @property
+    def norms(self) -> list[nn.RMSNorm]:
+        """All norms, those of its layer too."""
+        return [module for module in self.modules() if isinstance(module, nn.RMSNorm)]
+
+    def fuse(self, features: mx.array) -> mx.array:
+        return features
+
+    def forward(
+        self, embedding: mx.array, context: mx.array, cache: Sequence[AttentionCache]
+    ) -> mx.array:
+        normed = [self.pre_fc_norm_embedding(embedding), self.pre_fc_norm_hidden(context)]
+        x: mx.array = self.fc(mx.concatenate(normed, axis=-1))
+        mask = cache[0].make_mask(x.shape[1])
+        out: mx.array = self.layers[0](x, mask, cache[0])
+        return out
+
+    def feedback(self, hidden: mx.array) -> mx.array:
+        """Map outputs to hidden states as they are read: after the final norm, or before it."""
+        return hidden if self.config.layers else self.normed(hidden)
+
+    def normed(self, hidden: mx.array) -> mx.array:
+        out: mx.array = self.norm(hidden)
+        return out
+
+
+class MtpDrafter(FeatureDrafter, well_formed=True):
+    """An MTP head, with the target's embedding and output layer."""
+
+    def __init__(self, network: MtpNetwork, target: Target) -> None:
+        V = target.vocab_size
+        super().__init__(MTP.name, network, target, DraftVocabulary(V, V))
+        self._network = network
+
+    def readings(self) -> dict[str, MtpDrafter]:
+        """Readings that differ in what no file states: where hidden states are read, and norms."""
+        before = MtpConfig.of(self._target, (self._target.n_layers,))
+        shift = -1 if self._mean_norm() > _CENTRED else 1
+        return {
+            "hidden states before the final norms": self._changed(before),
+            "norms without 1" if shift < 0 else "norms plus 1": self._changed(shift=shift),
+        }
+
+    def as_trained(self) -> MtpDrafter:
+        """Return the drafter with the 1 added to its norms that they were stored without, if so."""
+        return self._changed(shift=1) if self._mean_norm() <= _CENTRED else self
+
+    def untrained(self) -> MtpDrafter:
+        return MtpDrafter(shuffled(self._network), self._target)
+
+    def _mean_norm(self) -> float:
+        means = [norm.weight.astype(mx.float32).mean() for norm in self._network.norms]
+        return cast(float, mx.stack(means).mean().item())
+
+    def _changed(self, config: MtpConfig | None = None, shift: int = 0) -> MtpDrafter:
+        """Return the drafter with another configuration, and a number added to its norms."""
+        network = MtpNetwork(config or self._network.config, self._target)
+        share_weights(network, self._network)
+        for norm in network.norms:
+            norm.weight = norm.weight + shift
+        return MtpDrafter(network, self._target)
+
+
+def layer_like(target: Target) -> nn.Module:
+    """Return a new layer of the class and the sizes of the target's last layer with attention.
+
+    Raises UnsupportedModelError for a model whose layers mlx-lm makes otherwise.
+    """
+    _, backbone = find_backbone(target.model, target.model_type)
+    layers = cast("Sequence[nn.Module]", layers_of(backbone, target.model_type))
+    with_attention = [(i, layer) for i, layer in enumerate(layers) if "self_attn" in layer]
+    args = getattr(target.model, "args", None)
+    if with_attention and args is not None:
+        number, layer = with_attention[-1]
+        with contextlib.suppress(TypeError):
+            return cast(Callable[..., nn.Module], type(layer))(args, number)
+    raise UnsupportedModelError(
+        f"an {MTP.name} head needs a target whose layers attend and are made by their number; "
+        f"those of {target.model_type} are not"
+    )
+
+
+def load_mtp(files: DrafterFiles, target: Target) -> MtpDrafter:
+    """Load a head from a folder of its own, or from the target's.
+
+    Weights that are quantised already are dequantised; `files.bits` quantises them again.
+
+    Raises MismatchError, naming both hidden sizes, and DamagedFileError, naming the tensor.
+    """
+    names = mtp_names(files.tensors.shapes)
+    sizes = [files.tensors.shapes[name] for name, own in names.items() if own == _HIDDEN_NORM]
+    if not sizes:
+        raise DamagedFileError(f"{files.tensors.path} lacks tensor {_HIDDEN_NORM}")
+    check_pair(sizes[0][0], target.hidden_size, "hidden size")
+    network = MtpNetwork(MtpConfig.of(target), target)
+    arrays = files.tensors.read()
+    own = with_stacked_experts({names[name]: arrays[name] for name in names})
+    fill(network, _dequantised(own, network, files.tensors.path), files, target.dtype)
+    return MtpDrafter(network, target).as_trained()
+
+
+def with_stacked_experts(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Return tensors under the names of mlx-lm, whose experts are one array for each projection.
+
+    Files have them fused (`experts.gate_up_proj` [E, 2I, H], Qwen3.5) or one by one (Qwen3-Next).
+    """
+    experts = {name.removeprefix(_EXPERTS): a for name, a in tensors.items() if _EXPERTS in name}
+    out = {name: array for name, array in tensors.items() if _EXPERTS not in name}
+    if "gate_up_proj" in experts:
+        gate, up = mx.split(experts.pop("gate_up_proj"), 2, axis=-2)
+        out |= {f"{_STACKED}gate_proj.weight": gate, f"{_STACKED}up_proj.weight": up}
+        out[f"{_STACKED}down_proj.weight"] = experts.pop("down_proj")
+    for rest in {name.partition(".")[2] for name in experts}:
+        each = [experts[f"{e}.{rest}"] for e in range(len(experts)) if f"{e}.{rest}" in experts]
+        out[f"{_STACKED}{rest}"] = mx.stack(each)
+    return out
+
+
+def _dequantised(
+    tensors: dict[str, mx.array], network: nn.Module, path: Path
+) -> dict[str, mx.array]:
+    """Return the tensors with all weights as numbers; bits and group size follow from shapes."""
+    sizes = {name: array.shape[-1] for name, array in parameters_of(network).items()}
+    out = dict(tensors)
+    for layer in [name.removesuffix(".scales") for name in tensors if name.endswith(".scales")]:
+        weight, size = tensors.get(f"{layer}.weight"), sizes.get(f"{layer}.weight")
+        if weight is None or size is None or f"{layer}.biases" not in tensors:
+            raise DamagedFileError(
+                f"{path}: tensor {layer}.scales belongs to weights that are not quantised as MLX "
+                f"does by default; give a head in 16 bits"
+            )
+        scales, biases = out.pop(f"{layer}.scales"), out.pop(f"{layer}.biases")
+        try:
+            out[f"{layer}.weight"] = mx.dequantize(
+                weight,
+                scales,
+                biases,
+                group_size=size // scales.shape[-1],
+                bits=32 * weight.shape[-1] // size,
+            )
+        except ValueError as error:
+            raise DamagedFileError(f"{path}: tensor {layer}.weight: {error}") from None
+    return out
+
+
+MTP = Form(recognition.MTP, load_mtp)

@@ -1,0 +1,287 @@
+"""MTP heads: their equations, their memory of true features, every packaging, and what is typed."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from hybrids import hybrid_model
+from mlx.utils import tree_flatten
+from mtp_samples import (
+    Reference,
+    Tensors,
+    quantised,
+    random_head,
+    with_fused_experts,
+    with_single_experts,
+    without_ones,
+    write_head,
+)
+from policies import Alternating
+from test_batch import scheduled, some
+from test_draft_model import GREEDY, PROMPT, run
+from test_eagle import seen
+from test_grammar import PERSON, grammars
+from tiny import HIDDEN, byte_tokenizer, plain_tokens
+
+import redrafter_mlx
+from redrafter_mlx.cli import main
+from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.drafting.drafter_files import parameters_of
+from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.interface import Seen
+from redrafter_mlx.drafting.published.mtp import MtpDrafter
+from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.weights.files.tensors import StoredTensors
+
+VOCAB = 258
+SHAPES = [BeamShape(1, 2), BeamShape(1, 4), BeamShape(3, 4), BeamShape(4, 5, 9)]
+
+
+def target_model(name: str = "qwen3_5") -> nn.Module:
+    return hybrid_model(name, vocab_size=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return target_model()
+
+
+def load(folder: Path, target: Target) -> MtpDrafter:
+    drafter = DrafterFolder(folder).bind(target, byte_tokenizer())
+    assert isinstance(drafter, MtpDrafter)
+    return drafter
+
+
+def decoder_of(
+    folder: Path, model: nn.Module, shape: BeamShape, params: SamplingParams = GREEDY
+) -> Decoder:
+    target = Target(model)
+    drafter = load(folder, target)
+    return Decoder(target.reading(drafter.features.layers), drafter, shape, params)
+
+
+def test_logits_of_three_levels_equal_the_equations(model: nn.Module, tmp_path: Path) -> None:
+    """On a tree, after a text that was read in three pieces."""
+    tensors = random_head(model)
+    drafter = load(write_head(tmp_path / "d", without_ones(tensors)), Target(model))
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(0, VOCAB, 12).tolist()
+    hidden = rng.normal(size=(11, HIDDEN))
+    memory = drafter.empty(1)
+    for at, count in ((0, 5), (5, 4)):
+        memory = drafter.extend(memory, replace(seen(tokens, hidden, at, count, 5), start=at))
+    levels = drafter.levels(memory, seen(tokens, hidden, 9, 2, 4), 3)
+    outputs = [levels.first()]
+    drafts: list[list[int]] = [[]]
+    for parents, new in (([0, 0, 0], [5, 60, 7]), ([2, 0, 2], [3, 3, 90])):
+        last = drafts[-len(outputs[-1][0]) :]
+        drafts += [[*last[p], token] for p, token in zip(parents, new, strict=True)]
+        outputs.append(levels.following(mx.array([parents]), mx.array([new])))
+    equations = Reference(model, tensors)
+    want = np.stack([equations.logits(tokens, hidden, path)[-1] for path in drafts])
+    got = mx.concatenate(outputs, axis=1)[0]
+    assert np.std(want) > 0.3
+    np.testing.assert_allclose(got, want, atol=1e-4 * np.std(want))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        *(("qwen3_5", shape) for shape in SHAPES),
+        ("qwen3_5_moe", SHAPES[-1]),
+        ("qwen3_next", SHAPES[-1]),
+    ],
+    ids=str,
+)
+def test_tokens_equal_autoregression(name: str, shape: BeamShape, tmp_path: Path) -> None:
+    model = target_model(name)
+    decoder = decoder_of(write_head(tmp_path / "d", random_head(model)), model, shape)
+    said, _, _ = run(decoder, 30)
+    assert said == plain_tokens(model, PROMPT, 30)
+
+
+@pytest.mark.parametrize(
+    "shapes", [(BeamShape(3, 4),), (BeamShape(1, 2), PLAIN, PLAIN, BeamShape(3, 5))], ids=len
+)
+def test_it_remembers_true_features_alone(
+    shapes: tuple[BeamShape, ...], model: nn.Module, tmp_path: Path
+) -> None:
+    """After any step, its cache equals one computed afresh from the text's own features."""
+    decoder = decoder_of(write_head(tmp_path / "d", random_head(model)), model, PLAIN)
+    text = mx.array([[*PROMPT, *plain_tokens(model, PROMPT, 40)]])
+    said, _, cache = run(decoder, 25, shapes=Alternating(*shapes))
+    assert said == text[0, len(PROMPT) :].tolist()[:25]
+    cache.catch_up(decoder.drafter)
+    (known,) = cache.remembered.tolist()  # type: ignore[union-attr,misc]
+    assert len(PROMPT) + 24 <= known <= len(PROMPT) + 30
+    zero = mx.array([0])
+    hidden = model.language_model.model(text)[:, :known]
+    whole = Seen(text[:, : known + 1], hidden, zero, zero + known, known, 0)
+    fresh = decoder.drafter.extend(decoder.drafter.empty(1), whole)
+    for got, want in zip(cache.memory[0], fresh[0], strict=True):
+        np.testing.assert_allclose(got[:, :, :known], want[:, :, :known], atol=1e-4)
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(1.0)], ids=lambda p: p.method)
+def test_rows_that_join_and_leave_accept_what_they_would_alone(
+    params: SamplingParams, model: nn.Module, tmp_path: Path
+) -> None:
+    folder = write_head(tmp_path / "d", random_head(model))
+    decoder = decoder_of(folder, model, BeamShape(2, 4), params)
+    rng = random.Random(2)
+    sequences = some(rng, 3, [params])
+    scheduled(decoder, sequences, rng)
+    for each in sequences:
+        want = [r.tokens for r in each.alone(decoder).results]
+        assert [r.tokens for r in each.results] == want
+
+
+PACKAGINGS = {
+    "split off": lambda t: t,
+    "split off, quantised": quantised,
+    "split off, without ones": without_ones,
+    "split off, experts fused": lambda t: with_fused_experts(without_ones(t)),
+    "split off, experts one by one": lambda t: with_single_experts(without_ones(t)),
+}
+
+
+@pytest.mark.parametrize("packaging", PACKAGINGS)
+def test_every_packaging_is_the_same_head(packaging: str, tmp_path: Path) -> None:
+    """Among others, norms get the 1 that they were stored without, and no others do."""
+    model = target_model("qwen3_5_moe" if "experts" in packaging else "qwen3_5")
+    tensors = random_head(model)
+    target = Target(model)
+    stored = PACKAGINGS[packaging](tensors)
+    for prefix in ("", "mtp."):
+        drafter = load(write_head(tmp_path / f"d{prefix}", stored, prefix), target)
+        found = parameters_of(drafter.rows.network)
+        assert found.keys() == tensors.keys()
+        for name, array in tensors.items():
+            close = 0.01 if "quantised" in packaging and array.ndim > 1 else 1e-6
+            np.testing.assert_allclose(found[name], array, atol=close)
+
+
+def test_what_no_file_states_are_readings(model: nn.Module, tmp_path: Path) -> None:
+    """Where hidden states are read, and whether norms were stored without their 1."""
+    tensors, target = random_head(model), Target(model)
+    readings = load(write_head(tmp_path / "d", tensors), target).readings()
+    assert readings.keys() == {"hidden states before the final norms", "norms without 1"}
+    early = readings["hidden states before the final norms"]
+    assert early.features.layers == (target.n_layers,)
+    assert not early.features.hidden
+    norm = parameters_of(readings["norms without 1"].rows.network)["norm.weight"]
+    np.testing.assert_allclose(norm, tensors["norm.weight"] - 1, atol=1e-6)
+
+
+def test_a_wrong_pair_is_refused_before_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = hybrid_model("qwen3_5", vocab_size=VOCAB, hidden_size=48)
+    folder = write_head(tmp_path / "d", random_head(wide))
+    monkeypatch.setattr(StoredTensors, "read", lambda *_: pytest.fail("read"))
+    with pytest.raises(MismatchError, match=r"48.*32"):
+        load(folder, Target(target_model()))
+
+
+def test_a_target_without_such_layers_is_refused(model: nn.Module, tmp_path: Path) -> None:
+    folder = write_head(tmp_path / "d", random_head(model))
+    with pytest.raises(UnsupportedModelError, match="mamba2"):
+        load(folder, Target(hybrid_model("mamba2", vocab_size=VOCAB)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"fc.weight": None}, r"fc\.weight"),
+        ({"fc.weight": mx.zeros((HIDDEN, 40))}, r"fc\.weight.*40"),
+        ({"layers.1.mlp.up_proj.weight": mx.zeros((2, 2))}, r"layers\.1\.mlp\.up_proj"),
+        ({"norm.weight": mx.full((HIDDEN,), float("nan"))}, r"norm\.weight.*not finite"),
+        ({"layers.0.self_attn.o_proj.scales": mx.ones((HIDDEN, 1))}, "o_proj.*quantised"),
+    ],
+    ids=str,
+)
+def test_damaged_files_name_the_tensor(
+    changes: dict[str, mx.array | None], words: str, model: nn.Module, tmp_path: Path
+) -> None:
+    tensors = {**random_head(model), **changes}
+    stored: Tensors = {name: array for name, array in tensors.items() if array is not None}
+    with pytest.raises((DamagedFileError, UnsupportedModelError), match=words):
+        load(write_head(tmp_path / "d", stored), Target(model))
+
+
+@pytest.fixture(scope="module")
+def folder(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's folder in the form of the Hub, with a head among its tensors."""
+    folder = tmp_path_factory.mktemp("hub") / "tiny-qwen"
+    byte_tokenizer().save_pretrained(folder)
+    weights = dict(tree_flatten(model.parameters()))
+    head = {f"mtp.{name}": array for name, array in random_head(model).items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), weights | head, {"format": "mlx"})
+    config = {**vars(model.args), "architectures": ["Qwen3_5ForCausalLM"], "eos_token_id": 999}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def generated(
+    model: Path, drafter: object, capsys: pytest.CaptureFixture[str], *more: str
+) -> dict[str, object]:
+    code = main.run(
+        ["generate", "--model", str(model), "--drafter", str(drafter), "-p", "Hi", "--max-tokens",
+         "12", "--json", *more]
+    )  # fmt: skip
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    found: dict[str, object] = json.loads(out)
+    return found
+
+
+@pytest.mark.parametrize("more", [(), ("--temperature", "1", "--seed", "4")], ids=len)
+def test_what_is_typed_says_what_plain_decoding_says(
+    more: tuple[str, ...], folder: Path, model: nn.Module, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    plain = generated(folder, "none", capsys, *more)
+    sidecar = write_head(tmp_path / "head", without_ones(random_head(model)))
+    for drafter in ("mtp", sidecar):
+        shape = ("--beam-width", "2", "--beam-length", "3")
+        drafted = generated(folder, drafter, capsys, *more, *shape)
+        assert drafted["token_ids"] == plain["token_ids"]
+        assert drafted["shapes"][0]["width"] == 2  # type: ignore[index]
+
+
+def test_answers_with_grammars_say_what_plain_ones_do(folder: Path) -> None:
+    """By auto, which finds the head in the target's files; the others decode beside it."""
+    redrafter = redrafter_mlx.load(folder, warm_up=False)
+    assert "drafts with mtp" in str(redrafter.drafter_note)
+    for sampled in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 3}):
+        answers = [
+            redrafter.generate(
+                "Hi", max_tokens=60, draft=draft, constraint=grammars().json_schema(PERSON),
+                **sampled,
+            )
+            for draft in (True, False)
+        ]  # fmt: skip
+        assert answers[0].token_ids == answers[1].token_ids
+
+
+def test_a_target_that_brings_no_head_is_one_line(
+    folder: Path, model: nn.Module, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = Path(shutil.copytree(folder, tmp_path / "bare"))
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(bare / "model.safetensors"), weights, {"format": "mlx"})
+    assert main.run(["generate", "--model", str(bare), "--drafter", "mtp", "-p", "Hi"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "mtp.*" in err
