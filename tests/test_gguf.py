@@ -442,7 +442,12 @@ def test_a_sentencepiece_vocabulary_without_a_prefix_keeps_spaces_and_html(tmp_p
     assert detokenizer.text.removeprefix("<s>") == text
 
 
-@pytest.mark.parametrize("pre", ["smollm", "gpt-2", "llama-bpe", "qwen2", "tekken", "gpt-4o"])
+PRE_TOKENIZERS = [
+    "smollm", "gpt-2", "llama-bpe", "qwen2", "deepseek-r1-qwen", "tekken", "gpt-4o",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
 def test_byte_level_tokens_are_those_of_the_slow_reference(tmp_path: Path, pre: str) -> None:
     metadata = gguf_metadata(tokenizer__ggml__pre=pre, tokenizer__ggml__add_bos_token=False)
     path = write_gguf(tmp_path / "m.gguf", metadata, gguf_tensors(llama_model()))
@@ -529,6 +534,7 @@ class SlowTokenizer:
         "smollm": _GPT2,
         "llama-bpe": _LLAMA3,
         "qwen2": _LLAMA3.replace("{1,3}", ""),
+        "deepseek-r1-qwen": _LLAMA3.replace("{1,3}", ""),
         "tekken": _CASED.replace("END", "").replace("{1,3}", ""),
         "gpt-4o": _CASED.replace("END", "(?:'(?i:s|t|re|ve|m|ll|d))?"),
     }

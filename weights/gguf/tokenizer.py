@@ -106,7 +106,7 @@ def _byte_level(header: GGUFHeader, tokens: list[str], types: list[int]) -> Toke
     except Exception as error:  # the binding raises Exception itself
         raise DamagedFileError(f"{header.path}: its tokenizer's merges: {error}") from error
     backend = Tokenizer(merges)
-    if _PRE_TOKENIZERS[pre] is _QWEN2:
+    if pre == "qwen2":  # and not DeepSeek's models made of Qwen
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = _PRE_TOKENIZERS[pre]
     backend.decoder = decoders.ByteLevel()
