@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from redrafter_mlx.bench.analyse.batch_summary import BatchRow
-from redrafter_mlx.bench.analyse.energy import Energy
 from redrafter_mlx.bench.analyse.summary import Row
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
 from redrafter_mlx.bench.measure.methods import BASELINE
@@ -42,7 +41,6 @@ class Result(Generic[AnyRow]):
     interrupted: Ctrl-C came before everything was measured
     notes:       lines that must be shown with the figures
     baseline:    what speedups are over
-    energy:      by method; empty if it was not measured
     """
 
     machine: Machine
@@ -52,14 +50,10 @@ class Result(Generic[AnyRow]):
     interrupted: bool
     notes: tuple[str, ...]
     baseline: str = BASELINE
-    energy: tuple[Energy, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         """Return the object that `--json` prints."""
-        shown = {**asdict(self), "rows": [row.to_dict() for row in self.rows]}
-        if not self.energy:
-            del shown["energy"]
-        return shown
+        return {**asdict(self), "rows": [row.to_dict() for row in self.rows]}
 
 
 class Verdict(NamedTuple):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from redrafter_mlx.bench.analyse.batch_summary import BatchRow
 from redrafter_mlx.bench.analyse.compare import Change
-from redrafter_mlx.bench.analyse.energy import Energy
 from redrafter_mlx.bench.analyse.result import Result
 from redrafter_mlx.bench.analyse.summary import Row
 from redrafter_mlx.bench.measure.methods import BASELINE, Method
@@ -39,18 +38,7 @@ def tables_of(result: Result[Row]) -> list[TextTable]:
     found = [main_table(whole), acceptance_table(whole)]
     if any(r.category != WHOLE for r in result.rows):
         found.append(category_table(result.rows))
-    return [table for table in (*found, energy_table(result.energy)) if table.rows]
-
-
-def energy_table(measured: Sequence[Energy]) -> TextTable:
-    """Return a table of joules per token and mean power by method."""
-    lines = [
-        {"method": _in_words(one), "dtype": one.dtype, "T": f"{one.method.temperature:g}",
-         "joules/token": f"{one.joules_per_token:.3g}", "watts": f"{one.watts:.3g}",
-         "answers": str(one.answers)}
-        for one in measured
-    ]  # fmt: skip
-    return TextTable.of("Energy of the chip while tokens after the first one were made", lines)
+    return [table for table in found if table.rows]
 
 
 def header_lines(result: Result[Row] | Result[BatchRow]) -> list[str]:
@@ -219,7 +207,7 @@ def accepted_at(row: Row, depth: int) -> str:
     return f"{row.acceptance[depth - 1]:.1%}" if depth <= len(row.acceptance) else ""
 
 
-def label(row: Row | BatchRow | Energy) -> str:
+def label(row: Row | BatchRow) -> str:
     """Return the method's name, with the settings that distinguish it from others of that name."""
     method = row.method
     if method.draft_tokens is not None:
@@ -262,7 +250,7 @@ def beam_side(method: Method, size: int | None) -> str:
     return str(size) if size is not None else "auto" if method.automatic else "default"
 
 
-def _in_words(row: Row | Energy) -> str:
+def _in_words(row: Row) -> str:
     return f"{label(row)} {shape_words(row.method)}".strip()
 
 

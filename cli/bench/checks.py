@@ -63,7 +63,7 @@ def check_measurement(options: BenchOptions) -> None:
     for size in options.batch_sizes:
         check_int("--batch-size", size, 1, MOST_AT_ONCE)
     options.batch_plan(options.methods([None]), None)
-    for name in ("draft_model", "plot", "report", "energy", "delay", "warmup"):
+    for name in ("draft_model", "plot", "report", "delay", "warmup"):
         if getattr(options, name) != getattr(BenchOptions, name):
             raise BadInputError(f"--batch-size has no use for {option_name(name)}; leave it out")
     if len(options.loadings) > 1:

@@ -113,9 +113,6 @@ class BenchOptions:
     report: Annotated[str | None, Flag(
         "A folder to share: tables, pictures, the profile, machine, versions and command.", "DIR",
         _OUT, ("--report", "--output", "-o"))] = None
-    energy: Annotated[bool, Flag(
-        "Joules a token by macOS's powermetrics, which needs root: run `sudo -v` first.",
-        panel=_OUT)] = False
     compare: Annotated[tuple[str, str] | None, Flag(
         "Measure nothing; compare two results of --json, or two folders of --report.", "A B",
         _OUT)] = None

@@ -6,16 +6,14 @@ import json
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import fields, replace
+from dataclasses import fields
 
 from rich.console import RenderableType
 
 from redrafter_mlx.bench.analyse.compare import compare, differing, read_result
-from redrafter_mlx.bench.analyse.energy import energy_of
 from redrafter_mlx.bench.analyse.grid import grids
 from redrafter_mlx.bench.analyse.summary import Row
 from redrafter_mlx.bench.measure.answers import Answer
-from redrafter_mlx.bench.measure.energy import power_meter
 from redrafter_mlx.bench.papers.published import CHIPS, authors_grid
 from redrafter_mlx.bench.show.batch_tables import batch_table
 from redrafter_mlx.bench.show.plot import plot
@@ -46,9 +44,8 @@ def run(options: BenchOptions, given: Set[str]) -> int:
         _compare(options, *options.compare)
         return 0
     if options.paper is not None:
-        if options.report is not None or options.energy:
-            option = "--energy" if options.energy else "--report"
-            raise BadInputError(f"--paper has no use for {option}; leave it out")
+        if options.report is not None:
+            raise BadInputError("--paper has no use for --report; leave it out")
         return _repeat_paper(options, given)
     check_measurement(options)
     if options.batch_size is not None:
@@ -60,7 +57,7 @@ def run(options: BenchOptions, given: Set[str]) -> int:
 
 
 def _answer_questions(options: BenchOptions, given: Set[str]) -> int:
-    """Measure answers to the questions one by one, with `--energy`, `--report` and `--plot`."""
+    """Measure answers to the questions one by one, with `--report` and `--plot`."""
     profiles: dict[str, CostModel] = {}
 
     def profile(drafters: Mapping[str | None, Redrafter], answers: Sequence[Answer]) -> None:
@@ -70,12 +67,7 @@ def _answer_questions(options: BenchOptions, given: Set[str]) -> int:
                 label = " ".join(filter(None, (*dtypes, name or redrafter.drafting)))
                 profiles[label] = redrafter.tuning.costs
 
-    if options.energy:
-        with power_meter() as meter:
-            result, status, answers = run_session(options, profile)
-        result = replace(result, energy=energy_of(answers, meter.joules))
-    else:
-        result, status, _ = run_session(options, profile)
+    result, status, _ = run_session(options, profile)
     _print(options, result.to_dict(), header_lines(result), rendered(result), result.notes)
     if options.report is not None:
         folder = write_report(options.report, result, profiles, _spelled(options, given))
