@@ -77,11 +77,12 @@ def quantised(tensors: Tensors, bits: int = 8, group: int = 32) -> Tensors:
 
 
 def write_head(folder: Path, tensors: Mapping[str, mx.array], prefix: str = "") -> Path:
-    """Write a head as a folder of its own."""
+    """Write a head as a folder of its own, as mlx-vlm does: with the target's configuration."""
     folder.mkdir(parents=True)
     stored = {prefix + name: array for name, array in tensors.items()}
     mx.save_safetensors(str(folder / "model.safetensors"), stored)
-    config = {"model_type": "qwen3_5_mtp", "num_hidden_layers": 1, "mtp_num_hidden_layers": 1}
+    text = {"model_type": "qwen3_5_text", "num_hidden_layers": 64, "mtp_num_hidden_layers": 1}
+    config = {"model_type": "qwen3_5_mtp", "text_config": text, "block_size": 3}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 

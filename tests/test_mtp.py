@@ -29,6 +29,8 @@ from test_batch import scheduled, some
 from test_draft_model import GREEDY, PROMPT, run
 from test_eagle import seen
 from test_grammar import PERSON, grammars
+from test_weights_resolve import FakeHub
+from test_weights_resolve import hub as hub
 from tiny import HIDDEN, byte_tokenizer, plain_tokens
 
 import redrafter_mlx
@@ -232,6 +234,9 @@ def folder(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+SHAPE = ("--beam-width", "2", "--beam-length", "3")
+
+
 def generated(
     model: Path, drafter: object, capsys: pytest.CaptureFixture[str], *more: str
 ) -> dict[str, object]:
@@ -253,8 +258,7 @@ def test_what_is_typed_says_what_plain_decoding_says(
     plain = generated(folder, "none", capsys, *more)
     sidecar = write_head(tmp_path / "head", without_ones(random_head(model)))
     for drafter in ("mtp", sidecar):
-        shape = ("--beam-width", "2", "--beam-length", "3")
-        drafted = generated(folder, drafter, capsys, *more, *shape)
+        drafted = generated(folder, drafter, capsys, *more, *SHAPE)
         assert drafted["token_ids"] == plain["token_ids"]
         assert drafted["shapes"][0]["width"] == 2  # type: ignore[index]
 
@@ -285,3 +289,40 @@ def test_a_target_that_brings_no_head_is_one_line(
     assert out == ""
     assert err.count("\n") == 1
     assert "mtp.*" in err
+
+
+def test_of_the_original_repository_only_the_files_with_the_head_are_fetched(
+    folder: Path, model: nn.Module, tmp_path: Path, hub: FakeHub,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Where another tensor lies in the same file; the second time, nothing is asked."""
+    head = {f"mtp.{name}": array for name, array in without_ones(random_head(model)).items()}
+    mx.save_safetensors(str(tmp_path / "2"), head | {"model.norm.weight": mx.ones(HIDDEN)})
+    first, second = (f"model-0000{i}-of-00002.safetensors" for i in (1, 2))
+    names = {"model.embed_tokens.weight": first, **dict.fromkeys(head, second)}
+    hub.repos["org/original", "main"] = {
+        "config.json": json.dumps(vars(model.args)).encode(),
+        "model.safetensors.index.json": json.dumps({"weight_map": names}).encode(),
+        first: b"large" * 1000,
+        second: (tmp_path / "2.safetensors").read_bytes(),
+    }
+    plain = generated(folder, "none", capsys)
+    drafted = generated(folder, "mtp:org/original", capsys, *SHAPE)
+    assert drafted["token_ids"] == plain["token_ids"]
+    assert any(second in asked for asked in hub.asked)
+    assert not any(first in asked for asked in hub.asked)
+    hub.asked.clear()
+    generated(folder, "mtp:org/original", capsys, "--offline", *SHAPE)
+    assert hub.asked == []
+
+
+def test_a_head_split_off_comes_from_the_hub(
+    folder: Path, model: nn.Module, tmp_path: Path, hub: FakeHub,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Though its configuration states as many layers as its target's."""
+    head = write_head(tmp_path / "head", random_head(model))
+    hub.repos["org/head", "main"] = {path.name: path.read_bytes() for path in head.iterdir()}
+    plain = generated(folder, "none", capsys)
+    drafted = generated(folder, "org/head", capsys, *SHAPE)
+    assert drafted["token_ids"] == plain["token_ids"]

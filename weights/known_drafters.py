@@ -1,9 +1,10 @@
 """Published drafters by the model that they were trained for, as of 2026.
 
 Sources: the models' pages and their authors' documents. Licence and size are None if the page does
-not give them. The best drafter is first: EAGLE-3, then block drafters (those for Qwen3 and Llama
-were trained on answers without thinking alone), then older forms; within one form heads with a
-draft vocabulary before those over all tokens, then safetensors before PyTorch files.
+not give them. The best drafter is first: EAGLE-3 or the model's own MTP head, then block drafters
+(those for Qwen3 and Llama were trained on answers without thinking alone), then older forms; within
+one form heads with a draft vocabulary before those over all tokens, then safetensors before PyTorch
+files.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class KnownDrafter:
 
 
 _EAGLE3, _EAGLE, _MEDUSA, _DFLASH = "EAGLE-3", "EAGLE", "Medusa", "DFlash"
-_DSPARK, _DFLASH2 = "DSpark", "DFlash 2"
+_DSPARK, _DFLASH2, _MTP = "DSpark", "DFlash 2", "MTP"
 _MLP, _PARD = "MLP speculator", "PARD"
 _APACHE = "apache-2.0"
 _QWEN3_TOKEN = 2 * 151_936
@@ -141,17 +142,32 @@ KNOWN_DRAFTERS: dict[str, tuple[KnownDrafter, ...]] = {
     "qwen3-30b-a3b": (KnownDrafter("JetSpec/jetspec-qwen3-30b-a3b", _DFLASH),),
     "qwen3-coder-30b-a3b-instruct": (KnownDrafter("z-lab/Qwen3-Coder-30B-A3B-DFlash", _DFLASH),),
     "qwen3-coder-next": (KnownDrafter("z-lab/Qwen3-Coder-Next-DFlash", _DFLASH),),
-    "qwen3.5-4b": (KnownDrafter("z-lab/Qwen3.5-4B-DFlash", _DFLASH),),
-    "qwen3.5-9b": (KnownDrafter("z-lab/Qwen3.5-9B-DFlash", _DFLASH),),
+    "qwen3.5-4b": (
+        KnownDrafter("mlx-community/Qwen3.5-4B-MTP-4bit", _MTP),
+        KnownDrafter("z-lab/Qwen3.5-4B-DFlash", _DFLASH),
+    ),
+    "qwen3.5-9b": (
+        KnownDrafter("mlx-community/Qwen3.5-9B-MTP-4bit", _MTP),
+        KnownDrafter("z-lab/Qwen3.5-9B-DFlash", _DFLASH),
+    ),
     "qwen3.5-27b": (KnownDrafter("z-lab/Qwen3.5-27B-DFlash", _DFLASH),),
     "qwen3.5-35b-a3b": (KnownDrafter("z-lab/Qwen3.5-35B-A3B-DFlash", _DFLASH),),
-    "qwen3.6-27b": (KnownDrafter("z-lab/Qwen3.6-27B-DFlash", _DFLASH),),
+    "qwen3.6-27b": (
+        KnownDrafter("mlx-community/Qwen3.6-27B-MTP-4bit", _MTP),
+        KnownDrafter("mlx-community/Qwen3.6-27B-MTP-bf16", _MTP, size=849_398_784),
+        KnownDrafter("z-lab/Qwen3.6-27B-DFlash", _DFLASH),
+    ),
     "qwen3.6-35b-a3b": (
+        KnownDrafter("mlx-community/Qwen3.6-35B-A3B-MTP-4bit", _MTP),
+        KnownDrafter("mlx-community/Qwen3.6-35B-A3B-MTP-5bit", _MTP),
         KnownDrafter("RedHatAI/Qwen3.6-35B-A3B-speculator.dspark", _DSPARK),
         KnownDrafter("z-lab/Qwen3.6-35B-A3B-DFlash", _DFLASH),
         KnownDrafter("JetSpec/jetspec-Qwen3.6-35B-A3B", _DFLASH),
     ),
     "qwen3.8-27b": (
+        KnownDrafter("mlx-community/Qwen3.8-27B-MTP-4bit", _MTP),
+        KnownDrafter("mlx-community/Qwen3.8-27B-MTP-8bit", _MTP),
+        KnownDrafter("seabit-ai/Qwen3.8-27B-MTP-draft", _MTP),
         KnownDrafter("z-lab/Qwen3.8-27B-DFlash2", _DFLASH2),
         KnownDrafter("incoai/Qwen3.8-27B-DFlash2", _DFLASH2),
         KnownDrafter("RedHatAI/Qwen3.8-27B-speculator.dspark", _DSPARK),

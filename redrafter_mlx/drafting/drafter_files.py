@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -108,10 +109,18 @@ class Form:
     load: Callable[[DrafterFiles, Target], LevelDrafter]
 
 
-def open_files(folder: str | Path, bits: int | None = None, asked: bool = True) -> DrafterFiles:
-    """Open a drafter's folder: its configuration and the headers of its weight files."""
+def open_files(
+    folder: str | Path,
+    bits: int | None = None,
+    asked: bool = True,
+    of: re.Pattern[str] | None = None,
+) -> DrafterFiles:
+    """Open a drafter's folder: its configuration and the headers of its weight files.
+
+    of: only of the files with tensors whose names begin like this
+    """
     config = read_drafter_config(folder)
-    return DrafterFiles(Path(folder), config, open_tensors(Path(folder)), bits, asked)
+    return DrafterFiles(Path(folder), config, open_tensors(Path(folder), of), bits, asked)
 
 
 def check_trained_for(

@@ -24,7 +24,7 @@ from redrafter_mlx.drafting.published.eagle import EAGLE, EAGLE3
 from redrafter_mlx.drafting.published.medusa import MEDUSA
 from redrafter_mlx.drafting.published.mlp_speculator import MLP_SPECULATOR
 from redrafter_mlx.drafting.published.mtp import MTP
-from redrafter_mlx.drafting.recognition import form_of
+from redrafter_mlx.drafting.recognition import MTP_PREFIX, form_of
 from redrafter_mlx.drafting.recurrent import RECURRENT
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.source import TargetSource
@@ -49,21 +49,21 @@ class DrafterFolder:
 
     source:      of the target that it will draft for; None checks no fingerprint
     bits, asked: as in DrafterFiles
-    form:        None finds it out by the files; the target's own hold an MTP head among others
+    in_model:    whether it is the MTP head among a whole model's tensors
     """
 
     path: Path
     source: TargetSource | None = None
     bits: int | None = None
     asked: bool = True
-    form: Form | None = None
+    in_model: bool = False
 
     def bind(self, target: Target, tokenizer: TokenizerWrapper) -> Drafter:
         """Load the drafter, evaluated, in the target's arithmetic; errors as in `Form.load`.
 
         If the target's source is known, the drafter is calibrated.
         """
-        files = open_files(self.path, self.bits, self.asked)
+        files = self._open()
         drafter: Drafter = self._load(files, target)
         if self.source is not None:
             config = json.dumps(files.config, sort_keys=True)
@@ -74,13 +74,18 @@ class DrafterFolder:
 
     def load(self, target: Target) -> LevelDrafter:
         """Load the drafter exactly as its files describe it, without calibration."""
-        return self._load(open_files(self.path, self.bits, self.asked), target)
+        return self._load(self._open(), target)
+
+    def _open(self) -> DrafterFiles:
+        of = MTP_PREFIX if self.in_model else None
+        return open_files(self.path, self.bits, self.asked, of)
 
     def _load(self, files: DrafterFiles, target: Target) -> LevelDrafter:
         if self.source is not None:
             known = self.source.fingerprint, self.source.earlier_fingerprint
             check_trained_for(files.config, self.path, self.source.name, *known)
-        return (self.form or find_form(files)).load(files, target)
+        form = MTP if self.in_model else find_form(files)
+        return form.load(files, target)
 
 
 def find_form(files: DrafterFiles) -> Form:

@@ -7,6 +7,7 @@ lookup           prompt lookup alone
 earlier          copies of the texts of earlier requests alone
 trained          the drafter that was trained for the target
 mtp              the multi-token-prediction head in the target's own files
+mtp:MODEL        that in another copy of the target: a folder, or a Hub repository
 recycling        token recycling: tokens that were likely before
 FOLDER           a drafter, or a language model
 MODEL            the same by a model's name or a Hub repository
@@ -35,8 +36,8 @@ _TREE = re.compile(r"\+tree:([^+]*)")
 class DrafterName:
     """A parsed name; whether there are such drafters is not known yet.
 
-    parts:  drafters: TRAINED, MTP, RECYCLING, FILE.py:CLASS, or a folder, model or repository; two
-            draft together
+    parts:  drafters: TRAINED, MTP, mtp:MODEL, RECYCLING, FILE.py:CLASS, or a folder, model or
+            repository; two draft together
     host:   drafters on the host, which draft alone or beside these
     auto:   a published drafter replaces a missing trained one
     tree:   name or file of the static tree to draft along; None drafts beams
@@ -71,6 +72,12 @@ def parse(name: str | Path | None) -> DrafterName:
 def is_class(part: str) -> bool:
     """Whether a part of a name is FILE.py:CLASS."""
     return _CLASS.fullmatch(part) is not None
+
+
+def model_with_head(part: str) -> str | None:
+    """Return the model in mtp:MODEL, with `~` expanded; None for any other part of a name."""
+    mtp, colon, model = part.partition(":")
+    return os.path.expanduser(model) if colon and mtp == MTP else None
 
 
 def _split_host(name: str) -> tuple[str | None, tuple[str, ...]]:

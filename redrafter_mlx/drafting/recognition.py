@@ -216,7 +216,7 @@ def mtp_names(names: Names) -> dict[str, str]:
 def holds_mtp(folder: Path) -> bool:
     """Whether the files of a model bring an MTP head; False if they cannot be read."""
     try:
-        return any(map(MTP_PREFIX.match, open_tensors(folder).shapes))
+        return any(map(MTP_PREFIX.match, open_tensors(folder, MTP_PREFIX).shapes))
     except DamagedFileError:
         return False
 

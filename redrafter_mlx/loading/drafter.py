@@ -21,10 +21,16 @@ from redrafter_mlx.drafting.drafter_files import open_files
 from redrafter_mlx.drafting.forms import FORMS, DrafterFolder, find_form
 from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.drafting.interface import Bindable, Drafter
-from redrafter_mlx.drafting.names import MTP, RECYCLING, TRAINED, DrafterName, is_class
-from redrafter_mlx.drafting.published.mtp import MTP as MTP_FORM
+from redrafter_mlx.drafting.names import (
+    MTP,
+    RECYCLING,
+    TRAINED,
+    DrafterName,
+    is_class,
+    model_with_head,
+)
 from redrafter_mlx.drafting.published.pard import MASK_KEY, Pard
-from redrafter_mlx.drafting.recognition import holds_drafter, holds_mtp
+from redrafter_mlx.drafting.recognition import MTP_PREFIX, holds_drafter, holds_mtp
 from redrafter_mlx.drafting.recycling import Recycling
 from redrafter_mlx.drafting.static_trees import find_tree
 from redrafter_mlx.errors import (
@@ -45,6 +51,7 @@ from redrafter_mlx.weights import Progress
 from redrafter_mlx.weights.fit.model_size import bits_of_drafter
 from redrafter_mlx.weights.fit.needs import stored_model
 from redrafter_mlx.weights.known_drafters import KnownDrafter, known_drafters
+from redrafter_mlx.weights.partial import resolve_part
 from redrafter_mlx.weights.registry import REGISTRY
 from redrafter_mlx.weights.resolve import find_local, is_repo, resolve
 
@@ -109,6 +116,10 @@ def open_drafter(
             parts += [] if trained is None else [trained]
         elif part == MTP:
             parts.append(_own_head(loaded.source, prepared))
+        elif isinstance(part, str) and (model := model_with_head(part)) is not None:
+            of, bits = loaded.source, bits_of_drafter(prepared.bits, loaded.source.bits)
+            path = resolve_part(model, MTP_PREFIX, offline=offline, progress=progress)
+            parts.append(DrafterFolder(path, of, bits, prepared.bits is not None, in_model=True))
         elif isinstance(part, str):
             parts.append(_open(part, prepared.bits, loaded.source, offline, progress))
         else:
@@ -135,7 +146,9 @@ def _checked(name: str) -> str | Bindable:
         return _from_file(name)
     if name == RECYCLING:
         return Recycling()
-    if name not in (TRAINED, MTP) and not _names_model(name):
+    if name in (TRAINED, MTP) or model_with_head(name) is not None:
+        return name
+    if not _names_model(name):
         if not os.path.exists(name):  # unlike Path.exists, False for a name that is too long
             raise ModelNotFoundError(
                 f"no drafter at {name}; give a drafter's folder, the name of a model that "
@@ -153,7 +166,7 @@ def _own_head(source: TargetSource, prepared: PreparedDrafter) -> DrafterFolder:
             f"leave out; `redrafter-mlx drafters {shlex.quote(source.name)}` lists known drafters"
         )
     bits = bits_of_drafter(prepared.bits, source.bits)
-    return DrafterFolder(source.path, source, bits, prepared.bits is not None, MTP_FORM)
+    return DrafterFolder(source.path, source, bits, prepared.bits is not None, in_model=True)
 
 
 def _names_model(name: str) -> bool:

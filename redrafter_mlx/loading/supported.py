@@ -62,7 +62,8 @@ def check_supported(config: Path) -> None:
 
 
 def _may_be_drafter(config: Mapping[str, object]) -> bool:
+    """Whether a configuration may be a drafter's; that of an MTP head is its target's."""
     text = config.get("text_config")
     layers = (text if isinstance(text, Mapping) else config).get("num_hidden_layers")
     few = not isinstance(layers, int) or layers <= MAX_DRAFTER_LAYERS
-    return few or "draft_vocab_size" in config
+    return few or "draft_vocab_size" in config or str(config.get("model_type")).endswith("_mtp")

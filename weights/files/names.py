@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -50,8 +51,10 @@ def weight_names(names: Collection[str]) -> list[str]:
     return []
 
 
-def weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path, of: re.Pattern[str] | None = None) -> list[Path]:
     """Return the files that hold a folder's weights, all of which exist.
+
+    of: only those that hold tensors whose names begin like this, as far as an index tells
 
     Raises DamagedFileError if there is none, or one that an index names is missing.
     """
@@ -59,17 +62,24 @@ def weight_files(folder: Path) -> list[Path]:
     if not found:
         raise DamagedFileError(f"{folder / WEIGHTS} is missing; a drafter's folder holds {WEIGHTS}")
     if found[0].endswith(".json"):
-        return shards(folder / found[0])
+        return shards(folder / found[0], of)
     return [folder / name for name in found]
 
 
-def shards(index: Path) -> list[Path]:
+def shards(index: Path, of: re.Pattern[str] | None = None) -> list[Path]:
     """Return the files that an index names; raises DamagedFileError if any is missing."""
-    names = read_object(index).get("weight_map")
-    if not isinstance(names, dict) or not names:
-        raise DamagedFileError(f"{index}: it has no weight_map")
-    files = sorted({index.parent / Path(str(name)).name for name in names.values()})
+    files = [index.parent / name for name in shard_names(index, of)]
     for file in files:
         if not file.is_file():
             raise DamagedFileError(f"{file} is missing; {index.name} names it")
     return files
+
+
+def shard_names(index: Path, of: re.Pattern[str] | None = None) -> list[str]:
+    """Return the names of an index's files; `of` as in `weight_files`."""
+    names = read_object(index).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise DamagedFileError(f"{index}: it has no weight_map")
+    return sorted(
+        {Path(str(file)).name for name, file in names.items() if of is None or of.match(name)}
+    )

@@ -5,6 +5,7 @@ Files are safetensors or, if there are none, PyTorch files (see pickles.py).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,14 +40,16 @@ class StoredTensors:
         return {name: array for file in self.files for name, array in _arrays(file).items()}
 
 
-def open_tensors(folder: Path) -> StoredTensors:
+def open_tensors(folder: Path, of: re.Pattern[str] | None = None) -> StoredTensors:
     """Open the weight files of a folder; safetensors are preferred if there are several sets.
+
+    of: as in `weight_files`
 
     Raises DamagedFileError, naming the file, if there is none, or one is missing, truncated, or
     holds a tensor that another one holds too.
     """
     try:
-        files = weight_files(folder)
+        files = weight_files(folder, of)
         path = files[0] if len(files) == 1 else folder
         return StoredTensors(path, tuple(files), _all_shapes(files))
     except OSError as error:
