@@ -223,13 +223,16 @@ def test_damaged_files_name_the_tensor(
 
 @pytest.fixture(scope="module")
 def folder(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model's folder in the form of the Hub, with a head among its tensors."""
-    folder = tmp_path_factory.mktemp("hub") / "tiny-qwen"
+    return write_model(tmp_path_factory.mktemp("hub") / "tiny-qwen", model)
+
+
+def write_model(folder: Path, model: nn.Module) -> Path:
+    """Write a model's folder in the form of the Hub, with a head among its tensors."""
     byte_tokenizer().save_pretrained(folder)
     weights = dict(tree_flatten(model.parameters()))
     head = {f"mtp.{name}": array for name, array in random_head(model).items()}
     mx.save_safetensors(str(folder / "model.safetensors"), weights | head, {"format": "mlx"})
-    config = {**vars(model.args), "architectures": ["Qwen3_5ForCausalLM"], "eos_token_id": 999}
+    config = {**vars(model.args), "eos_token_id": 999}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -261,6 +264,14 @@ def test_what_is_typed_says_what_plain_decoding_says(
         drafted = generated(folder, drafter, capsys, *more, *SHAPE)
         assert drafted["token_ids"] == plain["token_ids"]
         assert drafted["shapes"][0]["width"] == 2  # type: ignore[index]
+
+
+def test_conversions_of_qwen3_next_may_hold_their_head(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_model(tmp_path / "next", target_model("qwen3_next"))
+    plain = generated(folder, "none", capsys)
+    assert generated(folder, "mtp", capsys, *SHAPE)["token_ids"] == plain["token_ids"]
 
 
 def test_answers_with_grammars_say_what_plain_ones_do(folder: Path) -> None:

@@ -38,7 +38,10 @@ from redrafter_mlx.weights.files.folder import (
 from redrafter_mlx.weights.raw_model import RawModel, context_length, is_unknown, top_level_rope
 from redrafter_mlx.weights.spm import USER_DEFINED, Pieces, read_pieces, spm_tokenizer
 
-_HEADS = "medusa_head."
+_HEADS = ("medusa_head.", "mtp.", "language_model.mtp.")
+"""Beginnings of the names of tensors that are a drafter's, in files of a whole model.
+
+mlx-lm leaves out Qwen3-Next's MTP head of the original files only, not of conversions."""
 
 _LAYERS = (nn.Linear, nn.Embedding, nn.QuantizedLinear, nn.QuantizedEmbedding)
 
@@ -104,7 +107,7 @@ def _check_types(model: nn.Module, folder: Path) -> None:
 
 
 def _without_heads(config: dict[str, object]) -> tuple[type[nn.Module], type]:
-    """Return mlx-lm's classes of an architecture, for a checkpoint that also has Medusa heads."""
+    """Return mlx-lm's classes of an architecture, for a checkpoint that also holds a drafter."""
     whole, args = _get_classes(config)
 
     class Trunk(whole):  # type: ignore[misc, valid-type]
