@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from redrafter_mlx.config import PLAIN
-from redrafter_mlx.tuning.cost import LENGTHS, LEVEL_COST, CostModel
+from redrafter_mlx.drafting.interface import LEVEL_COST
+from redrafter_mlx.tuning.cost import LENGTHS, CostModel
 
 
 @dataclass(frozen=True)

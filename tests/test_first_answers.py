@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 
@@ -42,10 +43,20 @@ SEEDS = range(6)
 
 
 def answers(
-    assumed: CostModel, true: CostModel, skill: float, tokens: int, number: int, seed: int
+    assumed: CostModel,
+    true: CostModel,
+    skill: float,
+    tokens: int,
+    number: int,
+    seed: int,
+    saved: float = math.inf,
 ) -> list[list[Taken]]:
-    """Return the steps of a process's first answers with at least so many tokens each."""
+    """Return the steps of a process's first answers with at least so many tokens each.
+
+    `saved`: seconds that probes may cost at first.
+    """
     known, times = AcceptanceStatistics(candidates(assumed)), Corrections()
+    times.saved = saved
     compiled, taken = {PLAIN.nodes}, list[list[Taken]]()
     for i in range(number):
         policy = TunedPolicy(assumed, known, times)
@@ -126,6 +137,16 @@ def test_the_smallest_tree_is_the_first_that_is_tried(name: str) -> None:
     drafted = [step.shape.nodes for step in steps if step.shape != PLAIN]
     assert drafted[0] == 2
     assert steps.index(next(step for step in steps if step.shape != PLAIN)) >= 16
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_short_answers_that_try_nothing_save_for_a_probe_together(name: str) -> None:
+    """Where nothing is left from before, one answer of 70 tokens saves too little for a probe."""
+    assumed, true = MACHINES[name]
+    first, second = answers(assumed, true, 0.3, 70, 2, 0, saved=0.0)
+    tried = [[step.shape != PLAIN for step in steps] for steps in (first, second)]
+    assert [any(drafted) for drafted in tried] == [False, True]
+    assert tried[1].index(True) >= 40, "and the answer that pays for it is long enough for it"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -189,11 +189,11 @@ def test_a_plain_step_that_was_due_and_not_timed_is_repeated_once() -> None:
     times = Corrections()
     due = []
     for step in range(40):
-        due.append(times.of(1).plain_is_due(16))
+        due.append(times.of(1).plain_is_due(2))
         if due[-1]:
             times.of(1).learn(1, 1.0, None)
-        assert step < 15 or due[15]
-    assert [i for i, one in enumerate(due) if one] == [15, 16, 31, 32]
+        assert step < 7 or due[7]
+    assert [i for i, one in enumerate(due) if one] == [7, 8, 15, 16]
 
 
 @pytest.mark.parametrize("untimed", [0, 20])

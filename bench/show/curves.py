@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from redrafter_mlx.bench.show.plot import check_plot, save_figure
-from redrafter_mlx.tuning.cost import OVERHEADS, CostModel
+from redrafter_mlx.tuning.cost import TIMED_STEPS, CostModel
 
 _KINDS = ("plain", "with one beam", "with several")
-"""The kinds of steps whose overheads are measured, in the order of `OVERHEADS`."""
+"""The kinds of steps whose overheads are measured, in the order of `TIMED_STEPS`."""
 
 
 def describe_curves(costs: CostModel) -> str:
@@ -38,7 +38,7 @@ def _beside_its_calls(costs: CostModel) -> str:
     """Return what a step takes beside both models' calls, and that as a share of the step."""
     found = (costs.plain_overhead, costs.chain_overhead, costs.tree_overhead)
     parts = []
-    for shape, seconds, what in zip(OVERHEADS, found, _KINDS, strict=True):
+    for shape, seconds, what in zip(TIMED_STEPS, found, _KINDS, strict=True):
         share = seconds / costs.step(shape, costs.short_context)
         parts.append(f"{1e3 * seconds:+.2f} ms ({share:+.0%}) {what}")
     ahead = "; plain, the host works ahead" if costs.plain_overhead < 0 else ""

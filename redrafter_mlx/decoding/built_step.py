@@ -69,7 +69,7 @@ class BuiltStep(NamedTuple):
     @property
     def bound(self) -> int:
         """Upper bound of the committed length of its sequences, once its report is read."""
-        committed = max(s.committed for s in self.sequences if s is not None)
+        committed = max([s.committed for s in self.sequences if s is not None])
         return committed + (0 if self.report is None else self.report.max_committed)
 
     def add(

@@ -32,7 +32,7 @@ class Continuation(NamedTuple):
     @property
     def expected(self) -> float:
         """Expected number of accepted drafts."""
-        return sum(math.exp(p) for p in self.log_probs)
+        return sum(map(math.exp, self.log_probs))
 
 
 class ContinuationSource(Protocol):

@@ -96,13 +96,13 @@ class EarlierTexts:
     def trim(self) -> None:
         """Drop the oldest texts, as far as there are too many."""
         while len(self.texts) > _MAX_TEXTS or (
-            len(self.texts) > 1 and sum(len(t.tokens) for t in self.texts) > self.max_tokens
+            len(self.texts) > 1 and sum([len(t.tokens) for t in self.texts]) > self.max_tokens
         ):
             self.texts.popleft()
 
     def counts(self, length: int) -> list[float]:
         """Return hits and trials of matches of this length."""
-        return self.trials[max(known for known in self.trials if known <= length)]
+        return self.trials[max([known for known in self.trials if known <= length])]
 
 
 class EarlierSource:
@@ -142,7 +142,7 @@ class EarlierSource:
 
     def next_continuation(self, length: int) -> Continuation | None:
         matches, key = self._matches(), tuple(self._text.tokens[-_KEY:])
-        if not any(text.has(key) for text in self._others):
+        if not [text for text in self._others if text.has(key)]:
             return None
         matched = max([_SHORTEST, *[match.length + 1 for match in matches[:1]]])
         return _continuation((0,) * length, self._log_probs(matched, length), matched)

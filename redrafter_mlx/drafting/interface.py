@@ -31,6 +31,10 @@ Every array has the batch as its first axis.
 """
 
 
+LEVEL_COST = 0.07
+"""Cost of a level of this package's own form, as a share of a target call with one query row."""
+
+
 @dataclass(frozen=True)
 class Features:
     """What a drafter reads from the target.
@@ -218,7 +222,7 @@ class Drafter(ABC):
 
         An assumption that is used until drafting has been timed.
         """
-        return 0.07
+        return LEVEL_COST
 
     @property
     def timing_key(self) -> str | None:

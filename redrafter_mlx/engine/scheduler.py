@@ -97,10 +97,10 @@ class Scheduler:
         with self._target.lock:
             over = self._drop() + self._admit()
             # Nobody whose prompt was read waits for another chunk before the first token.
-            joined = any(answer.status is Status.PREFILL for answer in self._running)
+            joined = Status.PREFILL in [answer.status for answer in self._running]
             read = [] if joined else self._prompts.read(alone=not self._running)
             over += self._advance(paused=bool(read))
-            read_at = max((batch.read_at for batch in self._batches.values()), default=0.0)
+            read_at = max([batch.read_at for batch in self._batches.values()], default=0.0)
             self._prefixes.keep_awaited(read)
             for answer in self._prompts.end_round(read, read_at):
                 self._start(answer)

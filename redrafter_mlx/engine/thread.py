@@ -85,7 +85,7 @@ class EngineThread:
         """Whether it cannot go on before the caller does: it is the caller, or needs its lock."""
         if self._thread is threading.current_thread():
             return True
-        return any(lock.held_here for lock in self._users)
+        return True in [lock.held_here for lock in self._users]
 
     def enter(self, lock: ModelLock) -> None:
         """Add an engine, by its model's lock; if the last one has left, a new thread can start."""

@@ -14,27 +14,22 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import abc, deque
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-_RECENT, _COMPARED = 6, 3
-"""Number of steps that are compared with each other, and the minimum number of one kind in them
-with whose median a step of another kind is compared: a slow step or two correct nothing, and in a
-minute a machine may have become twice as fast (test_step_times)."""
+_COMPARED, _KEPT = 3, 7
+"""Minimum number of steps of one kind, among twice as many, with whose median a step is compared,
+and maximum number of comparisons, whose median is a correction: a slow step or two correct nothing,
+and what changed is noticed (test_step_times, test_a_change_of_what_drafts_cost_is_noticed)."""
 
-_ENOUGH, _MAX = 2, 9
-"""Minimum and maximum number of a kind's last comparisons, whose median is its correction."""
+_PLAIN_EVERY, _SELDOM = 8, 128
+"""One in so many steps is plain until the correction of the shape in use is known, and from then
+on (test_steps_correct_a_profile_that_was_measured_at_a_busy_moment). As seldom, one comparison of
+what seemed too expensive is forgotten (test_what_was_dear_is_tried_again_after_some_hundred_steps).
+"""
 
-_FORGET_EVERY = 96
-"""Number of timed steps after which one comparison of each drafted kind that seemed too expensive
-is forgotten, so that it is tried again (test_what_was_dear_is_tried_again)."""
-
-_CHANGE = 1.25
-"""Factor by which a comparison differs from the others if something has changed: plain steps are
-then taken more often (test_a_change_of_what_drafts_cost_is_noticed)."""
-
-PLAIN_KIND = 1
+_PLAIN = 1
 """The kind of plain steps."""
 
 
@@ -60,37 +55,40 @@ class BatchCorrections:
 
     def __init__(self) -> None:
         self.used: set[int] = set()
-        self._recent: deque[tuple[int, float]] = deque(maxlen=_RECENT)  # kind, measured / predicted
+        # Kind, and measured / predicted seconds.
+        self._recent: deque[tuple[int, float]] = deque(maxlen=2 * _COMPARED)
         self._ratios: dict[int, deque[float]] = {}  # by kind, relative to plain steps
         self._since_plain = self._since_forgotten = self._untimed = 0  # steps
         self._due = self._repeat = False  # whether a plain step that was due is unread, or untimed
-        self.factors, self.others = {PLAIN_KIND: 1.0}, 1.0
+        self.factors, self.others = {_PLAIN: 1.0}, 1.0
 
     def learn(self, kind: int, predicted: float, seconds: float | None) -> bool:
         """Record a step; return whether that changed a correction. None: it was not timed."""
         self.used.add(kind)
-        if kind == PLAIN_KIND and self._due:
+        if kind == _PLAIN and self._due:
             self._due, self._repeat = False, seconds is None
         if seconds is None:
             self._untimed += 1
             return False
         self._untimed, ratio = 0, seconds / predicted
-        if kind == PLAIN_KIND:
-            drafted = {of: [r for k, r in self._recent if k == of] for of, _ in self._recent}
-            levels = {of: _level(theirs) for of, theirs in drafted.items() if of != PLAIN_KIND}
+        if kind == _PLAIN:
+            drafted = {of for of, _ in self._recent} - {_PLAIN}
+            levels = {of: _level([r for k, r in self._recent if k == of]) for of in drafted}
             compared = {of: level / ratio for of, level in levels.items() if level}
         else:
             # A kind that is not known yet is compared with others, too: that leads nowhere else.
-            known = {PLAIN_KIND: 1.0} if kind in self.factors else self.factors
-            level = _level([r / known[of] for of, r in self._recent if of in known])
+            measures = {_PLAIN: 1.0} if kind in self.factors else self.factors
+            level = _level([r / measures[of] for of, r in self._recent if of in measures])
             compared = {kind: ratio / level} if level else {}
         self._recent.append((kind, ratio))
         for of, relative in compared.items():
-            self._ratios.setdefault(of, deque(maxlen=_MAX)).append(relative)
-        self._since_forgotten = (self._since_forgotten + 1) % _FORGET_EVERY
+            self._ratios.setdefault(of, deque(maxlen=_KEPT)).append(relative)
+        changed = bool(compared)
+        self._since_forgotten = (self._since_forgotten + 1) % _SELDOM
         if self._since_forgotten == 0:
             self._forget([of for of in self._ratios if of > 0])
-        return self._find_factors() if compared or self._since_forgotten == 0 else False
+            changed = True
+        return self._find_factors() if changed else False
 
     def slowness(self) -> float | None:
         """Return the recent ratio of measured to corrected seconds; None before the first step."""
@@ -101,25 +99,16 @@ class BatchCorrections:
         """Whether enough steps of this kind were compared with plain ones."""
         return kind in self.factors
 
-    def holds(self, kind: int) -> bool:
-        """Whether the correction of drafted steps of a kind, or of any, is known and still holds.
-
-        Its last comparison differs where drafts have become more expensive, or less.
-        """
-        if kind == PLAIN_KIND:
-            return len(self.factors) > 1
-        factor = self.factors.get(kind, 0.0)
-        return factor > 0 and 1 / _CHANGE < self._ratios[kind][-1] / factor < _CHANGE
-
     def correction(self, kind: int) -> float:
         """Return the factor on the predicted seconds of a step of this kind."""
         return self.factors.get(kind, self.others if kind > 0 else 1.0)
 
-    def plain_is_due(self, every: int) -> bool:
-        """Count a step that is about to be chosen; whether it should be plain, as one in `every`.
+    def plain_is_due(self, kind: int) -> bool:
+        """Count a step that is about to be chosen, of this kind; whether it should be plain.
 
-        One that was not timed, as it compiled its graph, is repeated once. None is due where no
-        steps are timed.
+        One in a few is until the correction of the kind is known, and one in many from then on. One
+        that was not timed, as it compiled its graph, is repeated once. None is due where no steps
+        are timed.
 
         Steps with drafts alone cannot tell that drafts became more expensive (on a hot machine, or
         one without mains power) from a machine that became slower for all steps.
@@ -128,7 +117,8 @@ class BatchCorrections:
         if self._repeat:
             self._repeat = False
             return True
-        if self._since_plain < every or self._untimed > _RECENT:
+        known = kind in self.factors and (kind != _PLAIN or len(self.factors) > 1)
+        if self._since_plain < (_SELDOM if known else _PLAIN_EVERY) or self._untimed > _COMPARED:
             return False
         self._since_plain, self._due = 0, True
         return True
@@ -138,13 +128,13 @@ class BatchCorrections:
         ratios = [[kind, [*ratios]] for kind, ratios in self._ratios.items() if ratios]
         return [self._since_forgotten, ratios]
 
-    def restore(self, since: int, by_kind: Sequence[tuple[int, Sequence[float]]]) -> None:
+    def restore(self, since: int, by_kind: abc.Sequence[tuple[int, abc.Sequence[float]]]) -> None:
         """Go on with another process's comparisons; raises ValueError for what cannot be any."""
         for kind, ratios in by_kind:
             if not ratios or not all(0 < ratio < math.inf for ratio in ratios):
                 raise ValueError(f"{ratios} cannot have been measured")
-            self._ratios[int(kind)] = deque(ratios, _MAX)
-        self._since_forgotten = int(since) % _FORGET_EVERY
+            self._ratios[int(kind)] = deque(ratios, _KEPT)
+        self._since_forgotten = int(since) % _SELDOM
         self._find_factors()
 
     def begin_answer(self) -> None:
@@ -161,7 +151,7 @@ class BatchCorrections:
     def _find_factors(self) -> bool:
         """Find the corrections anew; return whether any changed."""
         before = self.factors
-        known = {kind: r for kind, r in self._ratios.items() if len(r) >= _ENOUGH}
+        known = {kind: r for kind, r in self._ratios.items() if len(r) > 1}
         drafted = {kind: statistics.median([1.0, *r]) for kind, r in known.items()}
         sizes: dict[int, list[float]] = {}
         for kind, factor in drafted.items():
@@ -169,7 +159,7 @@ class BatchCorrections:
                 sizes.setdefault((kind - 1).bit_length(), []).append(factor)
         # Row counts of about one size may be wrong alone; if all sizes are, it is the plain step.
         self.others = statistics.median([1.0, *map(statistics.median, sizes.values())])
-        self.factors = {PLAIN_KIND: 1.0, **drafted}
+        self.factors = {_PLAIN: 1.0, **drafted}
         return before != self.factors
 
 
@@ -209,6 +199,6 @@ class Corrections:
         return found
 
 
-def _level(ratios: Sequence[float]) -> float | None:
+def _level(ratios: abc.Sequence[float]) -> float | None:
     """Return the median of recent steps; None if there are too few."""
     return statistics.median(ratios) if len(ratios) >= _COMPARED else None

@@ -10,51 +10,39 @@ steps really take corrects them, see `corrections`.
 
 from __future__ import annotations
 
+import statistics
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
 from redrafter_mlx.config import PLAIN, BeamShape
+from redrafter_mlx.drafting.interface import LEVEL_COST
 from redrafter_mlx.tuning.timings import LONG_CONTEXT, SHORT_CONTEXT, Case, Setup, Timings
 
-MAX_NODES = 32
-"""Maximum number of nodes of one sequence's tree: more query rows are not measured."""
-
-LEVEL_COST = 0.07
-"""Cost of a level of a recurrent drafter's one-beam search, as a share of a one-row call."""
-
-OVERHEADS = {PLAIN: 0.02, BeamShape(1, 2): 0.04, BeamShape(2, 4): 0.08}
-"""Assumed cost of the rest of a step, as a share of a one-row call, by the shape that it is timed
-with: plain, one beam, several beams."""
-
-FEW_ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 24, 32)
+FEW_ROWS = (1, 2, 3, 4, 6, 8, 10, 13, 16, 20, 24, 28, 32)
 _CALL = {
     # Two threads of an AMD EPYC with MKL or OpenBLAS, float32: products of 2 to 16 rows.
-    "cpu": (1.0, 1.0, 1.5, 1.55, 1.65, 1.75, 1.9, 2.1, 2.3, 2.5, 3.0, 3.6),
+    "cpu": (1.0, 1.0, 1.5, 1.55, 1.75, 1.9, 2.1, 2.3, 2.5, 2.8, 3.0, 3.3, 3.6),
     # The authors of arXiv 2403.09919 on an M1 Max and an M2 Ultra, float16: 2 to 15 drafted nodes
     # cost as much as 1.5 to 2.2 plain steps, 16 as much as 2.7 to 3.3.
-    "apple": (1.0, 1.3, 1.35, 1.4, 1.45, 1.5, 1.7, 1.8, 2.0, 2.8, 3.6, 4.5),
+    "apple": (1.0, 1.3, 1.35, 1.4, 1.5, 1.7, 1.8, 2.0, 2.8, 3.2, 3.6, 4.1, 4.5),
     # Weights are read once for all of these rows.
-    "cuda": (1.0, 1.02, 1.03, 1.04, 1.05, 1.06, 1.1, 1.12, 1.15, 1.2, 1.3, 1.4),
+    "cuda": (1.0, 1.02, 1.03, 1.04, 1.06, 1.1, 1.12, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4),
 }
-"""Assumed cost of a call of FEW_ROWS query rows, as a multiple of a one-row call."""
+"""Assumed cost of a call of FEW_ROWS query rows, as a multiple of a one-row call; a drafter's level
+with as many beams costs as much more than one with one beam. More rows in one tree are neither
+assumed nor measured."""
 
-_LONGER, _FURTHER_BEAM = 0.15, 0.1
-"""Assumed shares that the long context adds to a call, and a further beam to a level."""
+TIMED_STEPS = (PLAIN, BeamShape(1, 2), BeamShape(2, 4))
+"""Steps whose time beside the target's call and the drafting is measured: plain, with one beam and
+with several."""
 
-_MIN_RISE = 0.1
-"""Minimum relative rise of a cliff."""
-
-WIDEST = 4
-LENGTHS = (2, 3, 4, 5, 6, 8)
+WIDEST, LENGTHS = 4, (2, 3, 4, 5, 6, 8)
 """Maximum width, and the lengths, of shapes that are chosen automatically."""
-
-_NODES = (6, 8, 10, 13, 16, 20, 24, 28)
-"""Node counts that trees are cut to, besides those at cliffs; each is about a quarter larger than
-the one before."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +76,7 @@ class CostModel:
     @property
     def max_nodes(self) -> int:
         """Maximum number of nodes of one sequence's tree."""
-        return min(self.short[-1][0], MAX_NODES)
+        return min(self.short[-1][0], FEW_ROWS[-1])
 
     def verify(self, nodes: int, context: float, batch: int = 1) -> float:
         """Return the seconds of the target's call on `batch` trees after at most `context` tokens.
@@ -97,9 +85,7 @@ class CostModel:
         many tokens for each batch row as for the longest, and again for every further node of a
         few, so its part is interpolated between the measured row counts.
         """
-        # More context never makes a call cheaper: measurements that say so are noise.
-        extra = [max(seconds - _at(self.short, rows), 0.0) for rows, seconds in self.long]
-        longer = float(np.interp(nodes, [rows for rows, _ in self.long], extra))
+        longer = float(np.interp(nodes, *self._longer))
         share = (batch * context - self.short_context) / (self.long_context - self.short_context)
         return _at(self.short, batch * nodes) + longer * max(share, 0.0)
 
@@ -107,15 +93,17 @@ class CostModel:
         """Return the seconds of drafting and packing `width` beams of `length` tokens for each row.
 
         A number of beams that was not measured costs as much as the next larger one; lengths are
-        interpolated linearly.
+        interpolated linearly, from 0 at length 1 on, and extrapolated from the last two.
         """
-        beams = width * batch
-        measured = sorted({w for w, *_ in self.draft})
-        if length == 1 or not measured:
+        if length == 1 or not self.draft:
             return 0.0  # without a drafter, continuations are found on the host
-        w = next((m for m in measured if m >= beams), measured[-1])
-        line = sorted((n, s) for m, n, s in self.draft if m == w)
-        return _on_line(line, length) * max(1.0, beams / w)
+        beams, measured = width * batch, [*self._drafting]
+        w = measured[min(bisect_left(measured, beams), len(measured) - 1)]
+        points = self._drafting[w]
+        upper = min(bisect_left(points, (length,)), len(points) - 1)
+        (x0, y0), (x1, y1) = points[upper - 1], points[upper]
+        seconds = max(y0 + (y1 - y0) * (length - x0) / (x1 - x0), 0.0)
+        return seconds * max(1.0, beams / w)
 
     def overhead(self, width: int) -> float:
         """Return the seconds of a drafted step without its call and its drafting."""
@@ -123,20 +111,45 @@ class CostModel:
 
     def step(self, shape: BeamShape, context: float, batch: int = 1) -> float:
         """Return the seconds of a whole step; length 1 is plain decoding."""
-        if shape.length == 1:
-            return self.verify(1, context, batch) + self.plain_overhead
-        drafting = self.drafting(shape.width, shape.length, batch)
-        return self.verify(shape.nodes, context, batch) + drafting + self.overhead(shape.width)
+        known = self._steps.get((shape, context, batch))
+        if known is None:
+            known = self.plain_overhead if shape.length == 1 else self.overhead(shape.width)
+            known += self.verify(shape.nodes, context, batch)
+            known += self.drafting(shape.width, shape.length, batch)
+            self._steps[shape, context, batch] = known
+        return known
 
     def cliffs(self) -> dict[int, float]:
-        """Return the row counts of one tree after which one more row costs more than noise.
+        """Return the row counts of one tree after which one more row costs more than is usual.
 
-        Each maps to the relative rise of the call's time at the short context.
+        That is more than twice the usual rise, and than what measurements differ by. Each maps to
+        the relative rise of the call's time at the short context.
         """
-        least = max(_MIN_RISE, 2 * self.spread)
-        of_trees = [pair for pair in self.short if pair[0] <= MAX_NODES]
+        of_trees = [pair for pair in self.short if pair[0] <= self.max_nodes]
         jumps = {r: after / before - 1 for (r, before), (_, after) in pairwise(of_trees)}
-        return {rows: jump for rows, jump in jumps.items() if jump > least}
+        usual = max(self.spread, statistics.median(jumps.values() or [0.0]))
+        return {rows: jump for rows, jump in jumps.items() if jump > 2 * usual}
+
+    @cached_property
+    def _longer(self) -> tuple[list[int], list[float]]:
+        """Rows, and seconds that the long context adds to a call with so many.
+
+        More context never makes a call cheaper: measurements that say so are noise.
+        """
+        extra = [max(seconds - _at(self.short, rows), 0.0) for rows, seconds in self.long]
+        return [rows for rows, _ in self.long], extra
+
+    @cached_property
+    def _drafting(self) -> dict[int, list[tuple[int, float]]]:
+        """Pairs of length and seconds by number of beams, both rising."""
+        lines: dict[int, list[tuple[int, float]]] = {}
+        for beams, length, seconds in sorted(self.draft):
+            lines.setdefault(beams, [(1, 0.0)]).append((length, seconds))
+        return lines
+
+    @cached_property
+    def _steps(self) -> dict[tuple[BeamShape, float, int], float]:
+        return {}
 
 
 def cost_model(
@@ -156,7 +169,7 @@ def cost_model(
 
     short = tuple((rows, s) for rows, at, s in measured("call") if at == SHORT_CONTEXT)
     long = tuple((rows, s) for rows, at, s in measured("call") if at == LONG_CONTEXT)
-    plain, chain, tree = (seconds["overhead", s.width, s.length] for s in OVERHEADS)
+    plain, chain, tree = (seconds["overhead", s.width, s.length] for s in TIMED_STEPS)
     return CostModel(
         setup=timings.setup,
         short_context=SHORT_CONTEXT,
@@ -186,7 +199,7 @@ def candidates(
     """
     widest = min(widest, WIDEST, max((w for w, *_ in costs.draft), default=0))
     longest = min(longest, max((n for _, n, _ in costs.draft), default=0))
-    cuts = sorted({*_NODES, *costs.cliffs()})
+    cuts = sorted({*FEW_ROWS[4:], *costs.cliffs()})
     found = set()
     for width in range(1, widest + 1):
         for length in (n for n in LENGTHS if n <= longest):
@@ -209,22 +222,12 @@ def _assumed(backend: str, widest: int, level_cost: float) -> dict[Case, float]:
     """Return assumed times of every kind, in units of a one-row call."""
     calls = dict(zip(FEW_ROWS, _CALL.get(backend, _CALL["cuda"]), strict=True))
     found: dict[Case, float] = {("call", r, SHORT_CONTEXT): ratio for r, ratio in calls.items()}
-    found |= {("call", r, LONG_CONTEXT): ratio * (1 + _LONGER) for r, ratio in calls.items()}
     for width in range(1, widest + 1):
-        level = level_cost * (1 + _FURTHER_BEAM * (width - 1))
-        found |= {("draft", width, length): level * (length - 1) for length in (2, 8)}
-    return found | {("overhead", s.width, s.length): share for s, share in OVERHEADS.items()}
+        found |= {("draft", width, n): level_cost * calls[width] * (n - 1) for n in LENGTHS}
+    return found | {("overhead", s.width, s.length): 0.0 for s in TIMED_STEPS}
 
 
 def _at(curve: Sequence[tuple[int, float]], rows: int) -> float:
     """Return the seconds of the next measured row count; proportional to rows after the last."""
     measured, seconds = curve[min(bisect_left(curve, (rows,)), len(curve) - 1)]
     return seconds * max(1.0, rows / measured)
-
-
-def _on_line(line: Sequence[tuple[int, float]], x: int) -> float:
-    """Interpolate linearly, from 0 at length 1 on, and extrapolate from the last two points."""
-    points = [(1, 0.0), *line]
-    upper = next((i for i, (at, _) in enumerate(points) if at >= x), len(points) - 1)
-    (x0, y0), (x1, y1) = points[upper - 1], points[upper]
-    return max(y0 + (y1 - y0) * (x - x0) / (x1 - x0), 0.0)

@@ -19,7 +19,7 @@ from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.tuning.cost import FEW_ROWS, OVERHEADS
+from redrafter_mlx.tuning.cost import FEW_ROWS, TIMED_STEPS
 from redrafter_mlx.tuning.timed_calls import (
     Call,
     drafting_call,
@@ -103,7 +103,7 @@ class Profiler:
             rounds = self._rounds(calls, lambda _: None, _BUDGET / _PATIENCE)
         self._caches.clear()
         seconds = {case: min(times) for case, times in rounds.items()}
-        rest: dict[Case, float] = {("overhead", s.width, s.length): 0.0 for s in OVERHEADS}
+        rest: dict[Case, float] = {("overhead", s.width, s.length): 0.0 for s in TIMED_STEPS}
         return Timings(setup, seconds | rest, _spread(rounds))
 
     def _call(self, case: Case) -> Call:
@@ -163,7 +163,7 @@ class Profiler:
         and a step with several beams the largest, and none is more than a one-row call, or takes
         off more than half of one.
         """
-        shapes = [replace(s, width=min(s.width, self._widest or 1)) for s in OVERHEADS]
+        shapes = [replace(s, width=min(s.width, self._widest or 1)) for s in TIMED_STEPS]
         shapes = shapes if self._drafter is not None else [PLAIN]
         steps: list[list[float]] = [[] for _ in shapes]
         parts: list[list[float]] = [[] for _ in shapes]
@@ -182,9 +182,10 @@ class Profiler:
         found = [min(s) - min(p) for s, p in zip(steps, parts, strict=True)]
         rising = [*accumulate((max(-one_row / 2, min(rest, one_row)) for rest in found), max)]
         of_copies = max(rising[-1], 0.0)  # without a drafter nothing else is drafted
-        rising += [of_copies] * (len(OVERHEADS) - len(rising))
+        rising += [of_copies] * (len(TIMED_STEPS) - len(rising))
         return {
-            ("overhead", s.width, s.length): rest for s, rest in zip(OVERHEADS, rising, strict=True)
+            ("overhead", shape.width, shape.length): rest
+            for shape, rest in zip(TIMED_STEPS, rising, strict=True)
         }
 
 

@@ -4,84 +4,90 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import zip_longest
-from typing import NamedTuple
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.decoding.proposal import Proposal
 from redrafter_mlx.drafting.continuation import Continuation
-from redrafter_mlx.tuning.acceptance import Trust
 
 
-class Tree(NamedTuple):
-    """What a sequence verifies next, and what is expected of it.
+@dataclass(frozen=True)
+class Tree:
+    """What a sequence verifies next, and the best continuation that could be verified.
 
-    shape:    of the tree
+    shape:    of the tree as it was drafted
     tokens:   expected tokens
-    found:    the best continuation that could be verified; None if there is none
+    found:    the continuation; None if there is none
+    trusted:  how far continuations of its kind are accepted
     longest:  maximum number of its drafts
     branches: the chance that a draft of each depth is accepted; empty if nothing may join them
-    proposal: the continuation that is verified; None if the tree is as it was drafted
-    holds:    the chance that the continuation is accepted in full, 0 without one
     """
 
     shape: BeamShape
     tokens: float
     found: Continuation | None = None
+    trusted: float = 1.0
     longest: int = 0
     branches: Sequence[float] = ()
-    proposal: Proposal | None = None
-    holds: float = 0.0
 
-    def revised(self, count: int, trust: Trust, *, join: bool) -> Tree:
-        """Return it with `count` drafts of its continuation, or as many as that may have."""
+    @cached_property
+    def holds(self) -> list[float]:
+        """The chance that each draft of the continuation is accepted."""
+        log_probs = self.found.log_probs[: self.longest] if self.found is not None else ()
+        return [self.trusted * math.exp(p) for p in log_probs]
+
+    def revised(self, count: int, *, join: bool) -> tuple[BeamShape, float]:
+        """Return its shape and expected tokens with up to `count` drafts of its continuation."""
+        count = min(count, self.longest)
+        if count == 0:
+            return self.shape, self.tokens
+        holds = self.holds[:count]
+        if not (join and self.branches):
+            return BeamShape(1, count + 1), 1 + sum(holds)
+        W, L, N = self.shape.width, self.shape.length, self.shape.nodes
+        both = zip_longest(holds, self.branches, fillvalue=0.0)
+        expected = 1 + sum([hold + (1 - hold) * branch for hold, branch in both])
+        return BeamShape(W + 1, max(L, count + 1), N + count), expected
+
+    def proposal(self, count: int, *, join: bool) -> Proposal | None:
+        """Return the same as a proposal; None without a continuation."""
         count = min(count, self.longest)
         if self.found is None or count == 0:
-            return self
-        found = self.found.first(count)
-        trusted = trust.of(found.kind)
-        holds = [trusted * math.exp(p) for p in found.log_probs]
-        shape, branches = BeamShape(1, count + 1), self.branches if join else ()
-        if branches:
-            W, L, N = self.shape.width, self.shape.length, self.shape.nodes
-            shape = BeamShape(W + 1, max(L, count + 1), N + count)
-        both = zip_longest(holds, branches, fillvalue=0.0)
-        expected = 1 + sum([hold + (1 - hold) * branch for hold, branch in both])
-        proposal = Proposal(shape, [found], bool(branches))
-        return self._replace(shape=shape, tokens=expected, proposal=proposal, holds=holds[-1])
+            return None
+        join = join and bool(self.branches)
+        return Proposal(self.revised(count, join=join)[0], [self.found.first(count)], join)
 
 
 def best_revision(
     trees: Sequence[Tree],
-    trust: Trust,
     pace: float,
     drafted_seconds: float,
     seconds_of: Callable[[int, int], float],
     max_nodes: int,
-) -> list[Tree] | None:
-    """Return each tree with the continuations whose verification gains most; None if none gains.
+) -> tuple[int, bool] | None:
+    """Return how many drafts of the continuations gain most time, and whether they join the trees.
+
+    None if none gains. Only a few numbers are possible: each needs its own compiled graph.
 
     Args:
-      trust: how far continuations of each kind are accepted
       pace: tokens per second of a sequence in steps without continuations
       drafted_seconds: seconds of the step with the trees as they were drafted, without drafting
       seconds_of: the same with continuations, as a function of nodes and width of the largest tree
+      max_nodes: maximum nodes of a tree
     """
     longest, count = max([tree.longest for tree in trees]), 1
-    best, chosen = _gain(trees, pace * drafted_seconds), None
-    ways = (False, True) if any(tree.branches for tree in trees) else (False,)
+    best, chosen = sum([tree.tokens for tree in trees]) / len(trees) - pace * drafted_seconds, None
+    ways = (False, True) if [tree for tree in trees if tree.branches] else (False,)
     while count <= longest:
         for join in ways:
-            revised = [tree.revised(count, trust, join=join) for tree in trees]
-            nodes = max([tree.shape.nodes for tree in revised])
-            width = max([tree.shape.width for tree in revised])
+            shapes, tokens = zip(*[tree.revised(count, join=join) for tree in trees], strict=True)
+            nodes = max([shape.nodes for shape in shapes])
             if nodes <= max_nodes:
-                gain = _gain(revised, pace * seconds_of(nodes, width))
+                seconds = seconds_of(nodes, max([shape.width for shape in shapes]))
+                gain = sum(tokens) / len(trees) - pace * seconds
                 if gain > best:
-                    best, chosen = gain, revised
+                    best, chosen = gain, (count, join)
         count = 2 * count + 1
     return chosen
-
-
-def _gain(trees: Sequence[Tree], missed: float) -> float:
-    return sum([tree.tokens for tree in trees]) / len(trees) - missed

@@ -12,16 +12,17 @@ from redrafter_mlx.tuning.corrections import Corrections, kind_of
 from redrafter_mlx.tuning.cost import CostModel
 
 _DOUBT = 1.5
-"""Factor by which a step may take longer than is assumed, until such steps were timed: the first
-answers are not slower for drafts that cost so much (test_first_answers)."""
+"""Factor by which a step may take longer than is assumed, until such steps were timed
+(test_no_answer_with_a_fresh_cache_is_slower_than_plain_decoding_by_over_three_percent)."""
 
 _COMPILING = 0.6
 """Share of a plain step by which a process's first step with a number of query rows takes longer,
-as its graph is compiled (test_first_answers)."""
+as its graph is compiled (the same law)."""
 
-HOST_BUILDS = 0.4
+_HOST_BUILDS = 0.4
 """Share of a plain step that the device waits where the host builds a step after reading: such
-steps, and a single draft among plain ones, cost as much more (test_copy_costs, test_shape)."""
+steps, and a single draft among plain ones, cost as much more
+(test_useless_drafts_that_seem_nearly_free_cost_little)."""
 
 
 class StepCosts:
@@ -39,40 +40,39 @@ class StepCosts:
         self.rows = [shape.nodes for shape in shapes]
         self.numbers = {shape: i for i, shape in enumerate(shapes)}
         self._shapes, self._costs, self._corrections = shapes, costs, corrections
-        self._length = self._batch = 0
+        self._context = self._batch = 0
+        self._after_reading: dict[tuple[int, int], float] = {}
 
     def look_up(self, length: int, batch: int) -> None:
-        """Find the costs after `length` tokens, in a batch of this size."""
-        costs = self._costs
-        if batch != self._batch:
-            self._batch, self.times = batch, self._corrections.of(batch)
-            self._short = np.array([costs.step(s, 0, batch) for s in self._shapes])
-            at = costs.long_context / batch
-            self._longer = np.array([costs.step(s, at, batch) for s in self._shapes]) - self._short
-        self._length, known, others = length, self.times.factors, self.times.others
-        share = (batch * length - costs.short_context) / (costs.long_context - costs.short_context)
-        self._predicted: Array = self._short + max(share, 0.0) * self._longer
-        self.seconds = self._predicted * np.array([known.get(n, others) for n in self.rows])
+        """Find the costs after `length` tokens, in a batch of this size.
+
+        Lengths count up to the next power of two, so that few are looked up in the cost model.
+        """
+        context = 1 << (length - 1).bit_length()
+        if (context, batch) != (self._context, self._batch):
+            self._context, self._batch = context, batch
+            self.times = self._corrections.of(batch)
+            self._predicted: Array = np.array(
+                [self._costs.step(shape, context, batch) for shape in self._shapes]
+            )
+            self._after_reading.clear()
+        known, others = self.times.factors, self.times.others
+        self.seconds: Array = self._predicted * [known.get(n, others) for n in self.rows]
         # Costs of one sequence that were measured are certain; those of batches are less so.
-        certain = batch == 1 and not costs.assumed
+        certain = batch == 1 and not self._costs.assumed
         self.doubts = np.array([1.0 if certain or n in known else _DOUBT for n in self.rows])
 
-    @property
-    def plain_seconds(self) -> float:
-        """Corrected seconds of a plain step."""
-        return float(self.seconds[0])
-
-    def most(self, number: int) -> float:
+    def max_seconds(self, number: int) -> float:
         """Return the most seconds that a step of a shape may take: it may have to be compiled."""
         compiles = self.rows[number] not in self.times.used
-        most = float(self.seconds[number] * self.doubts[number])
-        return most + compiles * _COMPILING * self.plain_seconds
+        longest = float(self.seconds[number] * self.doubts[number])
+        return longest + compiles * _COMPILING * float(self.seconds[0])
 
     def learn(self, shape: BeamShape, batch: int, rows: int, seconds: float | None) -> bool:
         """Record a step; return whether that changed a correction."""
         number = self.numbers.get(shape)
         if number is None or batch != self._batch:
-            predicted = self._costs.step(shape, self._length, batch)
+            predicted = self._costs.step(shape, self._context, batch)
         else:
             predicted = float(self._predicted[number])
         return self._corrections.of(batch).learn(rows, predicted, seconds)
@@ -85,7 +85,7 @@ class StepCosts:
     @property
     def host_builds(self) -> float:
         """Seconds that the device waits where the host builds a step after reading."""
-        return HOST_BUILDS * self.plain_seconds
+        return _HOST_BUILDS * float(self.seconds[0])
 
     def is_sure_of(self, nodes: int) -> bool:
         """Whether it is known what a step with so many nodes takes that is built after reading."""
@@ -93,14 +93,18 @@ class StepCosts:
 
     def after_reading(self, nodes: int, width: int) -> float:
         """Return the predicted seconds of a step that is built after reading and drafts nothing."""
-        call = self._costs.verify(nodes, self._length, self._batch)
-        return call + self._costs.overhead(width) + HOST_BUILDS * float(self._predicted[0])
+        found = self._after_reading.get((nodes, width))
+        if found is None:
+            found = self._costs.verify(nodes, self._context, self._batch)
+            found += self._costs.overhead(width) + _HOST_BUILDS * float(self._predicted[0])
+            self._after_reading[nodes, width] = found
+        return found
 
     def revised(self, nodes: int, width: int) -> float:
         """Return the most seconds of such a step, corrected."""
-        doubt = 1.0 if self.is_sure_of(nodes) else _DOUBT
-        correction = self.times.correction(kind_of(nodes, waited=True))
-        return self.after_reading(nodes, width) * correction * doubt
+        kind = kind_of(nodes, waited=True)
+        doubt = _DOUBT if self._costs.assumed and kind not in self.times.factors else 1.0
+        return self.after_reading(nodes, width) * self.times.factors.get(kind, 1.0) * doubt
 
     def drafting(self, shape: BeamShape) -> float:
         """Return the predicted seconds of a step's drafting."""
@@ -108,5 +112,5 @@ class StepCosts:
 
     def without_drafting(self, shape: BeamShape) -> float:
         """Return the corrected seconds of a step whose drafts exist already."""
-        seconds = self._costs.step(shape, self._length, self._batch)
+        seconds = self._costs.step(shape, self._context, self._batch)
         return (seconds - self.drafting(shape)) * self.times.correction(shape.nodes)

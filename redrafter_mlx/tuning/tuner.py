@@ -9,14 +9,14 @@ import mlx.nn as nn
 import numpy as np
 
 from redrafter_mlx.config import AcceptMethod, BeamShape
-from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.drafting.interface import LEVEL_COST, Drafter
 from redrafter_mlx.errors import BusyError
 from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.target_model.fingerprint import values_hash
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
 from redrafter_mlx.tuning.corrections import Corrections
-from redrafter_mlx.tuning.cost import LENGTHS, LEVEL_COST, WIDEST, CostModel, candidates, cost_model
+from redrafter_mlx.tuning.cost import LENGTHS, WIDEST, CostModel, candidates, cost_model
 from redrafter_mlx.tuning.policy import TunedPolicy
 from redrafter_mlx.tuning.profile import Profiler
 from redrafter_mlx.tuning.store import Record, record_file, save_record, saved_record
