@@ -26,7 +26,7 @@ from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.tuning.timed_calls import random_tree
+from redrafter_mlx.tuning.profile import random_tree
 
 PROMPT = [11, 12, 13, 14, 15, 12, 13]
 

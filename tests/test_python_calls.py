@@ -15,7 +15,7 @@ from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model import model as target_model
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.tuning.timed_calls import random_tree
+from redrafter_mlx.tuning.profile import random_tree
 
 OURS = str(Path(target_model.__file__).parents[1])
 

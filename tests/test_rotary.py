@@ -15,7 +15,7 @@ from tiny import LLAMA3_ROPE, random_model
 from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.rotary import NodeRope, Rotations
-from redrafter_mlx.tuning.timed_calls import random_tree
+from redrafter_mlx.tuning.profile import random_tree
 
 ROPES = {
     "whole": nn.RoPE(8),

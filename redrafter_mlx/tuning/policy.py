@@ -43,7 +43,7 @@ drafter are 2% (test_a_useless_drafter_costs_at_most_two_percent_wherever_it_was
 of any one while costs are assumed
 (test_no_answer_with_a_fresh_cache_is_slower_than_plain_decoding_by_over_three_percent)."""
 
-_MAX_PROBES = 2
+_MAX_PROBES = 3
 """Maximum number of probes that the saved time can pay: one failed probe does not end a series
 (test_drafting_begins_again_when_it_pays_again)."""
 

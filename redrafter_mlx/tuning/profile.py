@@ -14,19 +14,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+import mlx.core as mx
+
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
-from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.drafting.interface import Drafter, Seen
+from redrafter_mlx.response import StepResult
+from redrafter_mlx.speculation.beams import Beams
+from redrafter_mlx.speculation.sampling import sequence_keys
+from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.tuning.cost import FEW_ROWS, TIMED_STEPS
-from redrafter_mlx.tuning.timed_calls import (
-    Call,
-    drafting_call,
-    seconds_of,
-    step_seconds,
-    verification_call,
-)
 from redrafter_mlx.tuning.timings import (
     LONG_CONTEXT,
     MAX_SPREAD,
@@ -36,11 +36,11 @@ from redrafter_mlx.tuning.timings import (
     Timings,
 )
 
-ROWS, LONG_ROWS = (*range(1, 18), 20, 24, 28, 32), (1, 8, 16, 32)
-"""Query rows of the timed calls at the two contexts; only attention depends on the context."""
+Call = Callable[[], Sequence[mx.array]]
 
-DRAFT_LENGTHS = (2, 4, 8)
-"""Beam lengths at which drafting is timed; each further level repeats the same work."""
+ROWS, LONG_ROWS, DRAFT_LENGTHS = (*range(1, 18), 20, 24, 28, 32), (1, 8, 16, 32), (2, 4, 8)
+"""Query rows of the timed calls at the two contexts, of which only attention depends on the second,
+and beam lengths at which drafting is timed: each further level repeats the same work."""
 
 _BUDGET, _PATIENCE = 12.0, 4
 """Seconds for the first call of every case, again for repeats, and again for overheads; and how
@@ -49,14 +49,13 @@ machine and three on a busy one (test_measuring_ends_in_time_on_a_machine_that_s
 
 _ROUNDS, _MAX_ROUNDS = 3, 9
 """Minimum number of repeats, which is how many of the last ones must agree, and the maximum once
-they do. The shortest is used: other work on the machine only adds time."""
+they do; also of repeats of a call that seems to take longer than one with more rows, and of calls
+that are submitted at once. The shortest is used: other work on the machine only adds time
+(test_a_busy_machine_is_measured_until_its_repeats_agree)."""
 
-_DOUBTFUL, _MAX_DOUBTS = 1.1, 8
-"""A call that seems to take this much longer than one with more rows is repeated, so many times at
-most: a machine that was busy for its few repeats would rule out its row count."""
-
-_BURST, _MAX_BURST = 0.02, 8
-"""Seconds of short calls that are submitted at once, and their maximum number."""
+_BURST = 0.02
+"""Seconds of short calls that are submitted at once, so that hardly any wait for the host is
+counted (test_a_call_is_timed_after_one_like_it)."""
 
 
 class Profiler:
@@ -118,7 +117,7 @@ class Profiler:
     def _seconds(self, call: Call) -> float:
         """Return the seconds of a call that follows one like it, the mean of several short ones."""
         first = seconds_of(self._target, call, 1)
-        times = max(1, min(_MAX_BURST, int(_BURST / max(first, 1e-9))))
+        times = max(1, min(_MAX_ROUNDS, int(_BURST / max(first, 1e-9))))
         return seconds_of(self._target, call, times)
 
     def _rounds(
@@ -149,7 +148,7 @@ class Profiler:
             limit = budget if agree else _PATIENCE * budget
             if spent * (done + 1) / done > limit or (agree and done == _MAX_ROUNDS):
                 break
-        for _ in range(_MAX_DOUBTS):
+        for _ in range(_MAX_ROUNDS):
             for case in _doubted(times):
                 times[case].append(self._seconds(calls[case]))
         return times
@@ -196,13 +195,93 @@ def _spread(times: Mapping[Case, Sequence[float]]) -> float:
 
 
 def _doubted(times: Mapping[Case, Sequence[float]]) -> list[Case]:
-    """Return the calls that seem to take clearly longer than another with more rows."""
-    calls = {case: min(t) for case, t in times.items() if case[0] == "call"}
+    """Return the calls that take longer than one with more rows, by more than repeats differ."""
+    noise, calls = (
+        1 + _spread(times),
+        {case: min(t) for case, t in times.items() if case[0] == "call"},
+    )
     return [
         (kind, rows, context)
         for (kind, rows, context), seconds in calls.items()
         if any(
-            n > rows and there == context and seconds > _DOUBTFUL * other
+            n > rows and there == context and seconds > noise * other
             for (_, n, there), other in calls.items()
         )
     ]
+
+
+def random_tree(rows: int, vocab: int) -> TokenTree:
+    """Return a tree of `rows` random tokens that branches where it can; two nodes are a chain."""
+    if rows <= 2:
+        tokens = mx.array([[[1 % vocab, 2 % vocab][:rows]]], mx.int32)
+        return pack_beam(Beams(tokens, -mx.arange(rows, dtype=mx.float32)[None, None]), rows)
+    W, L = 4, 2 + rows // 2
+    tokens = mx.random.randint(0, vocab, (1, W, L), key=mx.random.key(rows))
+    tokens = mx.where(mx.arange(L) == 0, tokens[:, :1, :1], tokens)
+    # Four branches that share nothing but the root, even with a small vocabulary.
+    tokens = mx.where(mx.arange(L) == 1, mx.arange(W)[None, :, None] % vocab, tokens)
+    scores = -mx.broadcast_to(mx.arange(L).astype(mx.float32), (1, W, L))
+    return pack_beam(Beams(tokens.astype(mx.int32), scores), rows)
+
+
+def verification_call(target: Target, cache: TreeCache, rows: int, context: int) -> Call:
+    """Return the target's call on a tree of `rows` nodes after `context` tokens, all made up."""
+    tree, length = random_tree(rows, target.vocab_size), mx.array([context])
+
+    def call() -> Sequence[mx.array]:
+        hidden, logits = target.verify(tree, cache, length, context)
+        return [hidden, mx.argmax(logits, axis=-1), *cache.buffers]
+
+    return call
+
+
+def drafting_call(target: Target, drafter: Drafter, shape: BeamShape) -> Call:
+    """Return a call that drafts and packs one shape after a made-up text."""
+    P, wanted = SHORT_CONTEXT, drafter.features
+    C = target.context_size if wanted.any else 0
+    features = mx.random.normal((1, P, C), key=mx.random.key(0)).astype(target.dtype)
+    tokens = mx.ones((1, P + 1), mx.int32) % target.vocab_size
+    memory = drafter.empty(1)
+    last, one = mx.array([P - 1], mx.int32), mx.ones((1,), mx.int32)
+    if wanted.every_position:
+        text = Seen(tokens, features if C else None, last - last, last, P - 1, 0)
+        memory = drafter.extend(memory, text)
+        mx.eval(memory)
+    seen = Seen(tokens[:, :2], features[:, :1] if C else None, last, one, P)
+
+    def call() -> Sequence[mx.array]:
+        nonlocal memory
+        beams, memory = drafter.draft(memory, seen, shape)
+        tree = pack_beam(beams, shape.nodes)
+        return [tree.tokens, tree.parents, tree.depths, tree.mask]
+
+    return call
+
+
+def seconds_of(target: Target, call: Call, times: int) -> float:
+    """Return the seconds per call of `times` calls that are submitted together."""
+    with target.lock:
+        mx.synchronize()
+        began = time.perf_counter()
+        for _ in range(times):
+            last = call()
+            mx.async_eval(*last)
+        mx.eval(*last)
+        return (time.perf_counter() - began) / times
+
+
+def step_seconds(decoder: Decoder) -> float:
+    """Return the seconds of a step of the decoding loop: of several, the shortest few in a row.
+
+    Single steps would not do: one that is read late makes the next one seem short.
+    """
+    prompt = [(7 * i + 1) % decoder.target.vocab_size for i in range(SHORT_CONTEXT)]
+    read: list[float] = []
+
+    def finished(_: StepResult) -> bool:
+        read.append(time.perf_counter())
+        return len(read) == 2 * _ROUNDS + 2  # the prompt, and a first step that compiles
+
+    for _ in decode(decoder, decoder.new_cache(), 0, prompt, sequence_keys(0), finished):
+        pass
+    return min(b - a for a, b in zip(read[1:], read[1 + _ROUNDS :], strict=False)) / _ROUNDS
