@@ -15,6 +15,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from distributions import sampled_probs
+from hybrids import hybrid_model
 from test_sampling import chi_square, critical
 from tiny import Words, random_drafter, random_model
 
@@ -35,6 +36,7 @@ from redrafter_mlx.speculation.sampling import TRIAL, sampled_log_probs, sequenc
 from redrafter_mlx.speculation.tree import Pack, TokenTree, pack_beam
 from redrafter_mlx.target_model import kv_cache
 from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.target_model.recurrent.gated_delta import GatedDelta
 
 V, N_TOKENS, ROWS = 5, 3, 4_000
 LARGE_V = 16
@@ -54,15 +56,18 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cache
-def tiny_target(vocabulary: int = V) -> tuple[nn.Module, Target]:
+def tiny_target(vocabulary: int = V, hybrid: str = "") -> tuple[nn.Module, Target]:
+    """Return a model of a layer with attention, or of three of which two keep a state."""
     model = random_model(vocab_size=vocabulary, num_hidden_layers=1)
+    if hybrid:
+        model = hybrid_model(hybrid, vocab_size=vocabulary, num_hidden_layers=3)
     return model, Target(model)
 
 
 @cache
-def exact_joint(params: SamplingParams, vocabulary: int = V) -> np.ndarray:
+def exact_joint(params: SamplingParams, vocabulary: int = V, hybrid: str = "") -> np.ndarray:
     """Return the probability of every sequence of N_TOKENS after the prompt, by enumeration."""
-    model, _ = tiny_target(vocabulary)
+    model, _ = tiny_target(vocabulary, hybrid)
     joint = np.ones((vocabulary,) * N_TOKENS)
     for path in itertools.product(range(vocabulary), repeat=N_TOKENS):
         logits = model(mx.array([[*PROMPT, *path]]))[0, len(PROMPT) - 1 : -1]
@@ -78,9 +83,10 @@ def drawn(
     drafter: Drafter | None = None,
     vocabulary: int = V,
     pack: Pack = pack_beam,
+    hybrid: str = "",
 ) -> np.ndarray:
     """Return how often each sequence was decoded."""
-    _, target = tiny_target(vocabulary)
+    _, target = tiny_target(vocabulary, hybrid)
     drafter = drafter or random_drafter(vocab_size=vocabulary).bind(target)
     decoder = Decoder(target, drafter, shape, params, pack=pack)
     counts = np.zeros((vocabulary,) * N_TOKENS)
@@ -104,11 +110,12 @@ def fits(
     drafter: Drafter | None = None,
     vocabulary: int = V,
     pack: Pack = pack_beam,
+    hybrid: str = "",
 ) -> bool:
     """Whether the decoded sequences fit the exact joint distribution."""
-    counts = drawn(shape, params, batches, drafter, vocabulary, pack)
+    counts = drawn(shape, params, batches, drafter, vocabulary, pack, hybrid)
     plain = SamplingParams(params.temperature, params.top_p, params.top_k, params.min_p)
-    expected = exact_joint(plain, vocabulary) * counts.sum()
+    expected = exact_joint(plain, vocabulary, hybrid) * counts.sum()
     statistic, freedom = chi_square(counts.ravel(), expected.ravel())
     return statistic < critical(freedom)
 
@@ -124,6 +131,25 @@ def test_lossless_methods_keep_the_targets_joint_distribution(
 ) -> None:
     """Three tokens after a prompt over a vocabulary of 5: 125 sequences, 12,000 draws."""
     assert fits(shape, SamplingParams(1.0, accept=accept))
+
+
+@pytest.mark.parametrize("accept", ["sample", "rejection"])
+def test_lossless_methods_keep_the_joint_distribution_of_a_recurrent_target(
+    accept: AcceptMethod,
+) -> None:
+    assert fits(BeamShape(2, 3), SamplingParams(1.0, accept=accept), 1, hybrid="qwen3_5")
+
+
+def test_a_recurrent_state_that_misses_the_accepted_path_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The wrong scheme: verify each tree after the prompt's state."""
+    monkeypatch.setattr(
+        GatedDelta,
+        "commit",
+        lambda self, state, tape, accepted: state,  # noqa: ARG005
+    )
+    assert not fits(BeamShape(2, 3), SamplingParams(1.0), 1, hybrid="qwen3_5")
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.5])

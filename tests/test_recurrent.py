@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import mlx.core as mx
@@ -13,7 +12,6 @@ from decoding import run
 from hybrids import HYBRIDS, hybrid_model
 from mlx_lm.models.cache import make_prompt_cache
 from test_batch import FEW, drafted, follow_a_random_schedule
-from test_operations import launched
 from test_target import PROMPTS, sequential_logits, tree_for
 from tiny import VOCAB, byte_tokenizer, plain_tokens, random_drafter
 
@@ -22,8 +20,7 @@ from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.speculation.beams import Beams
-from redrafter_mlx.speculation.tree import TokenTree, pack_beam
+from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.tree_check import check_trees
@@ -211,50 +208,3 @@ def test_answers_of_an_engine_equal_autoregression_alone_in_batches_and_cancelle
     for _ in range(2):
         answer = [r.token for r in redrafter.stream(longer, max_tokens=16, **shape)]
         assert answer == want[0][8:]
-
-
-def layer_launches(shape: BeamShape) -> Counter[str]:
-    """Return what one more recurrent layer adds to a step, the third of a text."""
-    counts = []
-    for layers in (3, 4):
-        changes = {"num_hidden_layers": layers, "full_attention_interval": layers}
-        target = Target(hybrid_model("qwen3_5", **changes))
-        cache, tree = read(target, [PROMPT]), drafts_of(shape)
-        length = mx.array([3])
-        for bound in (3, 4):
-            mx.eval(cache.buffers, length)
-            hidden, _ = target.verify(tree, cache, length, bound)
-            path = mx.zeros((1, shape.length), mx.int32)
-            length = cache.commit(tree, path, mx.array([0]), length)
-        counts.append(launched([hidden, *cache.buffers]))
-    return counts[1] - counts[0]
-
-
-def drafts_of(shape: BeamShape) -> TokenTree:
-    """Return the tree of different drafts of a shape."""
-    W, L = shape.width, shape.length
-    tokens = mx.arange(W * L, dtype=mx.int32).reshape(1, W, L)
-    tokens = mx.where(mx.arange(L) == 0, 0, tokens)
-    scores = mx.broadcast_to(-mx.arange(L, dtype=mx.float32), tokens.shape)
-    return pack_beam(Beams(tokens, scores), shape.nodes)
-
-
-def test_a_recurrent_layer_of_a_plain_step_launches_no_more_than_the_models_own() -> None:
-    def of_model(layers: int) -> int:
-        changes = {"num_hidden_layers": layers, "full_attention_interval": layers}
-        model = hybrid_model("qwen3_5", **changes)
-        cache = make_prompt_cache(model)
-        model(mx.array([PROMPT]), cache=cache)
-        mx.eval([getattr(layer, "cache", layer.state) for layer in cache])
-        hidden = model.model(mx.zeros((1, 1), mx.int32), cache=cache)
-        states = [a for layer in cache for a in getattr(layer, "cache", ())]
-        return launched([hidden, *states]).total()
-
-    assert layer_launches(PLAIN).total() <= of_model(4) - of_model(3)
-
-
-def test_a_recurrent_layer_launches_as_much_for_any_width() -> None:
-    narrow, wide = (layer_launches(BeamShape(width, 4)) for width in (2, 4))
-    assert narrow.total() == wide.total() <= 60
-    chain = layer_launches(BeamShape(1, 4))
-    assert chain.total() <= narrow.total()
