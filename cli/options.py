@@ -115,10 +115,10 @@ class ModelOptions(TargetOptions):
     drafter: Annotated[str, Flag(
         "auto: prompt lookup and earlier texts with the trained drafter, or else a published "
         "one on this machine; trained: the drafter for this model; mtp: the head in its own "
-        "files; recycling: tokens that were likely before; lookup, earlier: n-gram matches in this "
-        "or in earlier texts; a drafter's folder or Hub repository; a smaller model's name; "
-        "FILE.py:CLASS. A+B uses both, A+tree:NAME a static tree.",
-        "auto|trained|mtp|recycling|lookup|earlier|none|NAME", DRAFTS)] = AUTO  # fmt: skip
+        "files; lookup, earlier: n-gram matches in this or in earlier texts; a drafter's folder or "
+        "Hub repository; a smaller model's name; FILE.py:CLASS. A+B uses both, A+tree:NAME a "
+        "static tree.",
+        "auto|trained|mtp|lookup|earlier|none|NAME", DRAFTS)] = AUTO  # fmt: skip
     drafter_bits: Annotated[int | None, DRAFTER_BITS] = None
 
 

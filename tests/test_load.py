@@ -71,7 +71,7 @@ def test_without_a_drafter_it_looks_up_and_says_how_to_train_one(shelf: Path) ->
 def test_what_drafts_is_chosen_by_a_word(shelf: Path) -> None:
     save_drafter(random_drafter(1), shelf / "a")
     words = [("lookup", "lookup"), ("earlier+lookup", "lookup and earlier"), (None, None),
-             ("auto", NEITHER), ("auto+lookup", NEITHER), ("recycling", "recycling"),
+             ("auto", NEITHER), ("auto+lookup", NEITHER),
              (shelf / "a", "drafter"), (f"{shelf / 'a'}+lookup", "drafter and lookup"),
              (f"lookup+{shelf / 'a'}", "drafter and lookup")]  # fmt: skip
     for word, drafting in words:

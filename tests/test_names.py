@@ -21,7 +21,6 @@ from redrafter_mlx.errors import BadInputError
         ("trained", DrafterName(("trained",))),
         ("lookup+trained", DrafterName(("trained",), host=("lookup",))),
         ("earlier+lookup", DrafterName(host=("lookup", "earlier"))),
-        ("recycling+lookup", DrafterName(("recycling",), host=("lookup",))),
         ("org/eagle", DrafterName(("org/eagle",))),
         (Path("folder"), DrafterName(("folder",))),
         ("own.py:Own+trained", DrafterName(("own.py:Own", "trained"))),

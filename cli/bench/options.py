@@ -119,7 +119,7 @@ class BenchOptions:
     drafter: Annotated[tuple[str, ...], Flag(
         "As in generate; random is the first of them, or else the trained one, with its weights "
         "shuffled. Given several times, all are measured in turn. [default: auto]",
-        "auto|trained|recycling|lookup|random|none|PATH", MODEL)] = ()
+        "auto|trained|lookup|random|none|PATH", MODEL)] = ()
     drafter_bits: Annotated[int | None, Flag(opt.DRAFTER_BITS.help, "4|8|16", MODEL)] = None
     model: Annotated[str | None, opt.TARGET] = None
     dtype: Annotated[str, Flag(

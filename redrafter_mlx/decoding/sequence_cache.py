@@ -9,8 +9,7 @@ from typing import TypeAlias, cast
 import mlx.core as mx
 
 from redrafter_mlx.decoding.checkpoints import Checkpoint, merged
-from redrafter_mlx.drafting.interface import Drafter, Memory, Seen, Verified
-from redrafter_mlx.speculation.constants import iota
+from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
 from redrafter_mlx.target_model.cache_slots import concatenate_padded
 from redrafter_mlx.target_model.kv_cache import Snapshot, TreeCache
 from redrafter_mlx.target_model.layer_cache import LayerBuffers
@@ -76,7 +75,6 @@ class SequenceCache:
         for seen in self.missed[-1:]:  # earlier ones were evaluated when they were the last
             kept += [seen.tokens, seen.position, seen.count]
             kept += [] if seen.features is None else [seen.features]
-            kept += seen.verified or ()
         return kept
 
     def show(self, seen: Seen, drafter: Drafter, parked: bool) -> None:
@@ -241,8 +239,7 @@ def joined(missed: Sequence[Seen]) -> list[Seen]:
     run: list[Seen] = []
     for seen in missed:
         single = seen.tokens.shape[1] == 2
-        alike = not run or (run[-1].verified is None) == (seen.verified is None)
-        if run and (not single or not alike or len(run) == _MAX_JOINED):
+        if run and (not single or len(run) == _MAX_JOINED):
             pieces.append(_merged(run))
             run = []
         if single:
@@ -260,13 +257,7 @@ def _merged(run: Sequence[Seen]) -> Seen:
         features = mx.concatenate([s.features for s in run if s.features is not None], axis=1)
     tokens = mx.concatenate([*(s.tokens[:, :1] for s in run), last.tokens[:, 1:]], axis=1)
     count = mx.full(first.count.shape, len(run), mx.int32)
-    each = [s.verified for s in run if s.verified is not None]
-    verified = None
-    if each:  # trees of a root alone, each after the one before
-        joint = [mx.concatenate(list(arrays), axis=1) for arrays in zip(*each, strict=True)]
-        parents = mx.broadcast_to(iota(len(each)) - 1, joint[0].shape)
-        verified = Verified(*joint)._replace(parents=parents)
-    return Seen(tokens, features, first.position, count, last.bound, verified=verified)
+    return Seen(tokens, features, first.position, count, last.bound)
 
 
 def _of_text(tokens: Sequence[int], start: int, end: int) -> Seen:

@@ -30,12 +30,11 @@ from redrafter_mlx.decoding.report import Report, report_of
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.state import DecodeState, Drafts
 from redrafter_mlx.drafting.continuation import ContinuationSource, HostDrafter
-from redrafter_mlx.drafting.interface import Drafter, Features, Seen, Verified
+from redrafter_mlx.drafting.interface import Drafter, Features, Seen
 from redrafter_mlx.speculation.accept import Acceptance
-from redrafter_mlx.speculation.beam_search import top_k
 from redrafter_mlx.speculation.penalties import first_past
-from redrafter_mlx.speculation.sampling import log_softmax, shared_draws
-from redrafter_mlx.speculation.tree import Pack, TokenTree, pack_beam
+from redrafter_mlx.speculation.sampling import shared_draws
+from redrafter_mlx.speculation.tree import Pack, pack_beam
 from redrafter_mlx.target_model.model import Target
 
 
@@ -106,7 +105,7 @@ class Decoder:
         logits = self.target.logits(hidden)
         masks = self._masks(state, constraints, hidden)
         accepted = accept_drafts(state, roots.tree, logits, masks)
-        state, report = self._next(state, hidden, logits, accepted, length, read - 1, shape)
+        state, report = self._next(state, hidden, accepted, length, read - 1, shape)
         return state, report._replace(max_committed=0)  # the token is the root of the first tree
 
     def step(
@@ -130,7 +129,7 @@ class Decoder:
         accepted = accept_drafts(state, without_nan(tree, hidden), logits, masks)
         path, n_accepted = accepted.paths.path, accepted.paths.n_accepted
         length = cache.commit(tree, path, n_accepted, state.length)
-        return self._next(state, hidden, logits, accepted, length, bound, shape or self.shape)
+        return self._next(state, hidden, accepted, length, bound, shape or self.shape)
 
     @property
     def remembers(self) -> bool:
@@ -163,7 +162,6 @@ class Decoder:
         self,
         state: DecodeState,
         hidden: mx.array,
-        logits: mx.array,
         accepted: Accepted,
         length: mx.array,
         bound: int,
@@ -171,8 +169,6 @@ class Decoder:
     ) -> tuple[DecodeState, Report]:
         """Return the state after what was accepted, with the next drafts, and the report."""
         seen = _newest_positions(state, hidden, accepted.paths, bound, self._features)
-        if k := self._features.successors:
-            seen = replace(seen, verified=_verified(state.drafts.tree, logits, k))
         drafts = self._draft(state, seen, shape)
         report = report_of(state, accepted)
         return replace(state, length=length, drafts=drafts, history=accepted.history), report
@@ -228,14 +224,3 @@ def _newest_positions(
     read = mx.take_along_axis(hidden, path[:, :, None], axis=1) if features.any else None
     tokens = [tree.tokens[:, :1], accepted.emitted]
     return Seen(mx.concatenate(tokens, axis=1), read, state.length, count, end)
-
-
-def _verified(tree: TokenTree, logits: mx.array, k: int) -> Verified:
-    """Return the nodes of a verified tree with the target's k likeliest tokens after each.
-
-    Shapes:
-      logits: [B, N, V]
-    """
-    B, N, V = logits.shape
-    values, tokens = (each.reshape(B, N, k) for each in top_k(logits.reshape(B * N, V), k))
-    return Verified(tree.tokens, tree.parents, tokens, log_softmax(values))

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -44,34 +44,16 @@ class Features:
                     `Seen.features` even if only layers are read
     every_position: whether it must see every position of the text, because its memory covers them;
                     otherwise the newest is enough
-    successors:     how many of the target's likeliest next tokens it sees at each verified node
     """
 
     layers: tuple[int, ...] = ()
     hidden: bool = False
     every_position: bool = False
-    successors: int = 0
 
     @property
     def any(self) -> bool:
         """Whether it reads anything from the target in addition to the tokens."""
         return self.hidden or bool(self.layers)
-
-
-class Verified(NamedTuple):
-    """The nodes of a verified tree, accepted or not.
-
-    Shapes:
-      tokens:     [B, N] int32, node 0 is the root
-      parents:    [B, N] int32, -1 at the root and at padding
-      successors: [B, N, K] int32, the target's likeliest tokens after each node, in order
-      log_probs:  [B, N, K] float32, of those, relative to one another
-    """
-
-    tokens: mx.array
-    parents: mx.array
-    successors: mx.array
-    log_probs: mx.array
 
 
 @dataclass(frozen=True)
@@ -89,8 +71,6 @@ class Seen:
     bound: upper bound of position + count, known on the host
     start: the position of all sequences if the host knows it, as in prompts; else None
     draws: the noise of the target's draws after the root, for the drafts of `sample`; else None
-    verified: the tree that these positions were accepted from, if the drafter's `Features` declare
-           successors; None in a prompt
     """
 
     tokens: mx.array
@@ -100,7 +80,6 @@ class Seen:
     bound: int
     start: int | None = None
     draws: Draws | None = None
-    verified: Verified | None = None
 
     @property
     def root(self) -> mx.array:
@@ -132,7 +111,6 @@ class Seen:
             features=features,
             position=self.position[index],
             count=self.count[index],
-            verified=self.verified and Verified(*(each[index] for each in self.verified)),
         )
 
 

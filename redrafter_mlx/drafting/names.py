@@ -8,7 +8,6 @@ earlier          copies of the texts of earlier requests alone
 trained          the drafter that was trained for the target
 mtp              the multi-token-prediction head in the target's own files
 mtp:MODEL        that in another copy of the target: a folder, or a Hub repository
-recycling        token recycling: tokens that were likely before
 FOLDER           a drafter, or a language model
 MODEL            the same by a model's name or a Hub repository
 FILE.py:CLASS    a drafter of the user's own
@@ -26,7 +25,7 @@ from pathlib import Path
 from redrafter_mlx.drafting.host_drafters import HOST_DRAFTERS
 from redrafter_mlx.errors import BadInputError
 
-AUTO, NONE, TRAINED, MTP, RECYCLING = "auto", "none", "trained", "mtp", "recycling"
+AUTO, NONE, TRAINED, MTP = "auto", "none", "trained", "mtp"
 
 _CLASS = re.compile(r".+\.py:\w+")
 _TREE = re.compile(r"\+tree:([^+]*)")
@@ -36,8 +35,8 @@ _TREE = re.compile(r"\+tree:([^+]*)")
 class DrafterName:
     """A parsed name; whether there are such drafters is not known yet.
 
-    parts:  drafters: TRAINED, MTP, mtp:MODEL, RECYCLING, FILE.py:CLASS, or a folder, model or
-            repository; two draft together
+    parts:  drafters: TRAINED, MTP, mtp:MODEL, FILE.py:CLASS, or a folder, model or repository;
+            two draft together
     host:   drafters on the host, which draft alone or beside these
     auto:   a published drafter replaces a missing trained one
     tree:   name or file of the static tree to draft along; None drafts beams

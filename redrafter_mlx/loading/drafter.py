@@ -21,17 +21,9 @@ from redrafter_mlx.drafting.drafter_files import open_files
 from redrafter_mlx.drafting.forms import FORMS, DrafterFolder, find_form
 from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.drafting.interface import Bindable, Drafter
-from redrafter_mlx.drafting.names import (
-    MTP,
-    RECYCLING,
-    TRAINED,
-    DrafterName,
-    is_class,
-    model_with_head,
-)
+from redrafter_mlx.drafting.names import MTP, TRAINED, DrafterName, is_class, model_with_head
 from redrafter_mlx.drafting.published.pard import MASK_KEY, Pard
 from redrafter_mlx.drafting.recognition import MTP_PREFIX, holds_drafter, holds_mtp
-from redrafter_mlx.drafting.recycling import Recycling
 from redrafter_mlx.drafting.static_trees import find_tree
 from redrafter_mlx.errors import (
     BadInputError,
@@ -144,8 +136,6 @@ def _checked(name: str) -> str | Bindable:
     """Check a drafter's name and return it, or the drafter that "FILE.py:CLASS" makes."""
     if is_class(name):
         return _from_file(name)
-    if name == RECYCLING:
-        return Recycling()
     if name in (TRAINED, MTP) or model_with_head(name) is not None:
         return name
     if not _names_model(name):

@@ -48,11 +48,11 @@ def load(
     Args:
       drafter: "trained": the drafter that was trained for this target; "mtp": the head in the
         target's own files; a drafter's folder or Hub repository; the name of a smaller model with
-        the same tokenizer; "FILE.py:CLASS" or an object: the caller's own drafter; "recycling":
-        tokens that were likely before; "lookup": copies of the text; "earlier": copies of earlier
-        texts; "A+B": both; "A+tree:NAME": along a static tree; "auto": lookup and earlier texts,
-        together with the trained drafter, else the target's own head or a published drafter, if
-        there is one on this machine; None or "none" decodes plainly
+        the same tokenizer; "FILE.py:CLASS" or an object: the caller's own drafter; "lookup":
+        copies of the text; "earlier": copies of earlier texts; "A+B": both; "A+tree:NAME": along a
+        static tree; "auto": lookup and earlier texts, together with the trained drafter, else the
+        target's own head or a published drafter, if there is one on this machine; None or "none"
+        decodes plainly
       drafter_bits: quantise the drafter's weights to 4 or 8 bits; 16 leaves them as stored; None
         gives them the bits of the target's in memory
       model, dtype, quantize, offline, progress, chat_or: as in `load_target`
