@@ -6,9 +6,10 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from redrafter_mlx.bench.measure.answers import Answer, LinesFile, Settings, matching
+from redrafter_mlx.bench.measure.answers import Answer, AnswersFile, Settings, matching
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
-from redrafter_mlx.bench.measure.methods import Method, Run
+from redrafter_mlx.bench.measure.methods import Method
+from redrafter_mlx.bench.measure.runner import Run
 
 PLAIN = Method("mlx-lm")
 DRAFTED = Method("redrafter", 0.0, "greedy", 2, 4)
@@ -24,14 +25,12 @@ SETTINGS: Settings = {
 
 def store(path: Path, *answers: Answer, **settings: object) -> None:
     """Append answers to a file."""
-    file = LinesFile(path, Answer.from_dict)
-    for each in answers:
-        file.append(each.to_dict({**SETTINGS, **settings}))
+    AnswersFile(path).append(answers, {**SETTINGS, **settings})
 
 
 def stored(path: Path, dtype: str = "float32", **settings: object) -> list[Answer]:
     """Read the answers of one dtype."""
-    return matching(LinesFile(path, Answer.from_dict), dtype, {**SETTINGS, **settings})
+    return matching(AnswersFile(path), dtype, {**SETTINGS, **settings})
 
 
 def loaded(dtype: str = "float32", bits: int | None = None) -> LoadedModel:
@@ -65,9 +64,10 @@ def answer(
         shapes=[[2, 4]] * len(nodes),
         first_token_seconds=0.25,
         decode_seconds=seconds,
+        timed_tokens=sum(lengths),
         peak_memory=1.5,
     )
-    return Answer(question, category, dtype, method, repeat, [7, 8], run, 1000.0)
+    return Answer(question, category, dtype, method, repeat, [7, 8], run, 1000.0, (question,))
 
 
 def random_answers(seed: int, questions: int = 5, repeats: int = 3) -> list[Answer]:

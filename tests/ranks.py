@@ -18,8 +18,8 @@ import mlx.core as mx  # isort: skip
 import mlx.nn as nn
 from tiny import byte_model, byte_tokenizer, random_drafter, random_model, tiny_source
 
-from redrafter_mlx.bench.measure.batches import BatchRunner
 from redrafter_mlx.bench.measure.methods import Method
+from redrafter_mlx.bench.measure.runner import Runner
 from redrafter_mlx.config import BeamShape, GenerationOptions
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.distill.corpus.folder import CorpusGoal, CorpusJob
@@ -103,9 +103,10 @@ def together(redrafter: Redrafter) -> list[list[int]]:
 
 def plain_batch(redrafter: Redrafter) -> list[list[int]]:
     """Return the answers of mlx-lm's own batch, greedy and sampled."""
-    runner = BatchRunner({None: redrafter})
-    runs = [runner.run(Method("mlx-lm", t), PROMPTS, 9, seed=3) for t in (0.0, 0.9)]
-    return [ids for run in runs for ids in run.token_ids]
+    runner, seeds = Runner({None: redrafter}), [3] * len(PROMPTS)
+    methods = [Method("mlx-lm", t, batch_size=len(PROMPTS)) for t in (0.0, 0.9)]
+    runs = [run for m in methods for run in runner.run_together(m, PROMPTS, 9, seeds)]
+    return [run.token_ids for run in runs]
 
 
 def oracle(redrafter: Redrafter) -> list[int | bool]:

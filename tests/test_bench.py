@@ -6,6 +6,7 @@ import json
 import os
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import get_args
 
@@ -14,8 +15,8 @@ import pytest
 from bench_samples import DRAFTED, PLAIN, answer, store, stored
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter
 
-from redrafter_mlx.bench.measure.answers import Answer, LinesFile, answers_file
-from redrafter_mlx.bench.measure.methods import Method, Runner, check_draft_model
+from redrafter_mlx.bench.measure.answers import AnswersFile, answers_file
+from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.bench.measure.packing import Prefixes
 from redrafter_mlx.bench.measure.plan import Plan, Prepared, list_methods, measure
 from redrafter_mlx.bench.measure.questions import (
@@ -26,6 +27,7 @@ from redrafter_mlx.bench.measure.questions import (
     fetch_mt_bench,
     read_questions,
 )
+from redrafter_mlx.bench.measure.runner import Runner, check_draft_model
 from redrafter_mlx.cli.ranges import parse_integers, parse_numbers, parse_words
 from redrafter_mlx.config import AcceptMethod
 from redrafter_mlx.drafting.oracle import Oracle
@@ -276,21 +278,24 @@ def test_methods_are_interleaved_question_by_question_and_take_turns_at_being_fi
     order = list(plan(methods).order())
     assert len(order) == plan(methods).size == 12
     blocks = [order[i : i + 3] for i in range(0, 12, 3)]
-    assert [(b[0][1].question.id, b[0][3]) for b in blocks] == [(1, 0), (2, 0), (1, 1), (2, 1)]
+    rounds = [((1,), 0), ((2,), 0), ((1,), 1), ((2,), 1)]
+    assert [(block[0].group, block[0].repeat) for block in blocks] == rounds
     for block in blocks:
-        assert {m for _, _, m, _ in block} == set(methods)
-        assert len({(p.question.id, r) for _, p, _, r in block}) == 1
-    assert [methods.index(b[0][2]) for b in blocks] == [0, 1, 1, 2]
+        assert {case.method for case in block} == set(methods)
+        assert len({(case.group, case.repeat) for case in block}) == 1
+    assert [methods.index(block[0].method) for block in blocks] == [0, 1, 1, 2]
 
 
 def test_a_run_resumes_where_its_file_ends(tmp_path: Path) -> None:
     runner, made = Runner({None: tiny()}), plan([PLAIN, DRAFTED])
-    whole = list(measure(made, runner))
+    whole = [*chain(*measure(made, runner))]
     path = tmp_path / "answers.jsonl"
     store(path, *whole[:5])
     before = stored(path, "auto")
     assert before == whole[:5]
-    rest = list(measure(made, runner, before))
+    done, missing = made.split(before)
+    assert done == before
+    rest = [*chain(*measure(made, runner, missing))]
     assert [a.key for a in before + rest] == [a.key for a in whole]
     assert [a.run.token_ids for a in rest] == [a.run.token_ids for a in whole[5:]]
 
@@ -304,10 +309,10 @@ def test_warm_up_and_rest_are_not_answers() -> None:
 
 def test_a_question_that_changed_since_its_answer_is_refused() -> None:
     made = plan([PLAIN])
-    done = list(measure(made, Runner({None: tiny()})))
+    done = [*chain(*measure(made, Runner({None: tiny()})))]
     other = replace(made, questions=[replace(p, prompt_ids=[1, 2]) for p in made.questions])
     with pytest.raises(BadInputError, match="question 1 was another one"):
-        list(measure(other, Runner({None: tiny()}), done))
+        other.split(done)
 
 
 @pytest.mark.parametrize(
@@ -351,8 +356,8 @@ def test_a_file_made_with_other_settings_is_refused(
     assert "\n" not in str(error.value)
 
 
-def opened(path: Path) -> AbstractContextManager[LinesFile[Answer] | None]:
-    return answers_file(path, Answer.from_dict)
+def opened(path: Path) -> AbstractContextManager[AnswersFile | None]:
+    return answers_file(path)
 
 
 def test_two_runs_do_not_write_one_answers_file(tmp_path: Path) -> None:

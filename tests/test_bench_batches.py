@@ -6,28 +6,34 @@ import json
 import re
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
+from bench_samples import answer
 from test_chat import Screen
 from tiny import byte_model, byte_tokenizer, random_drafter
 
-from redrafter_mlx.bench.analyse.batch_summary import summarise_batches
-from redrafter_mlx.bench.measure.batches import BatchMeasurement, BatchPlan, BatchRun, BatchRunner
-from redrafter_mlx.bench.measure.methods import Method, Run, Runner
-from redrafter_mlx.bench.measure.plan import Prepared
+from redrafter_mlx.bench.analyse.summary import of_whole_rounds, summarise
+from redrafter_mlx.bench.measure.answers import Answer
+from redrafter_mlx.bench.measure.methods import Method
+from redrafter_mlx.bench.measure.plan import Plan, Prepared, measure
 from redrafter_mlx.bench.measure.questions import Question
+from redrafter_mlx.bench.measure.runner import Run, Runner
 from redrafter_mlx.cli import main, options
-from redrafter_mlx.cli.bench import batches as bench_batches
+from redrafter_mlx.cli.bench import session as bench_session
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.tuning.tuner import Tuner
 
-MLX_LM, PLAIN = Method("mlx-lm"), Method("autoregressive")
-AUTO, DRAFTED = Method("redrafter", accept="greedy"), Method("redrafter", 0.0, "greedy", 2, 3)
+MLX_LM, PLAIN = Method("mlx-lm", batch_size=2), Method("autoregressive", batch_size=2)
+DRAFTED = Method("redrafter", 0.0, "greedy", 2, 3, batch_size=2)
+AUTO = replace(DRAFTED, beam_width=None, beam_length=None)
 QUESTIONS = [Prepared(Question(f"q{i}", id=i), [40 + i] * (3 + i)) for i in range(5)]
 LINE = ["bench", "--categories", "writing,math", "--max-tokens", "5", "-r", "1", "--drafter", "x"]
 
@@ -37,19 +43,43 @@ def drafted(engine: EngineOptions | None = None) -> Redrafter:
     return Redrafter(byte_model(seed=1), byte_tokenizer(), drafter, engine=engine)
 
 
+def sized(*methods: Method, sizes: Sequence[int]) -> list[Method]:
+    return [replace(method, batch_size=size) for size in sizes for method in methods]
+
+
+def plan(methods: list[Method], questions: int = 5, **changes: object) -> Plan:
+    made = Plan(QUESTIONS[:questions], methods, "float32", max_tokens=9, repeats=1, warmup=0,
+                delay=0.0, seed=0)  # fmt: skip
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_every_method_answers_every_prompt_as_mlx_lm_answers_it_alone(size: int) -> None:
     model = drafted()
-    runner = BatchRunner({None: model})
-    prompts = [q.prompt_ids for q in QUESTIONS[:size]]
-    alone = [model.generate(prompt, max_tokens=9, draft=False).token_ids for prompt in prompts]
-    for method in (MLX_LM, PLAIN, AUTO, DRAFTED):
-        run = runner.run(method, prompts, 9, 0)
-        assert run.token_ids == alone
-        assert len(run.tokens) == len(run.seconds) == size
-        assert min(run.seconds) > 0
-        if method != AUTO and method != DRAFTED:
-            assert run.steps == [len(ids) - 1 for ids in alone]
+    runner, prompts = Runner({None: model}), [q.prompt_ids for q in QUESTIONS[:size]]
+    alone = [model.generate(prompt, max_tokens=9, draft=False) for prompt in prompts]
+    for method in sized(MLX_LM, PLAIN, AUTO, DRAFTED, sizes=[size]):
+        runs = runner.run_together(method, prompts, 9, [0] * size)
+        assert [run.token_ids for run in runs] == [answer.token_ids for answer in alone]
+        assert [run.text for run in runs] == [answer.text for answer in alone]
+        assert min(run.decode_seconds for run in runs) > 0
+        if method.name != "redrafter":
+            assert [run.accept_lengths for run in runs] == [
+                [1] * (len(answer.token_ids) - 1) for answer in alone
+            ]
+
+
+def test_a_sampled_answer_in_a_batch_is_the_one_of_its_seed_alone() -> None:
+    """Of our own methods; mlx-lm's batch has one random state for all of its requests."""
+    runner, methods = Runner({None: drafted()}), []
+    for size in (1, 2, 5):
+        methods += [Method("autoregressive", 0.9, batch_size=size),
+                    Method("redrafter", 0.9, "sample", 2, 3, batch_size=size)]  # fmt: skip
+    answers = [*chain(*measure(plan(methods, seed=7), runner))]
+    for found in answers:
+        alone, seed = replace(found.method, batch_size=None), 7 + int(found.question_id)
+        assert found.run.token_ids == runner.run(alone, found.prompt_ids, 9, seed).token_ids
+    assert len({tuple(found.run.token_ids) for found in answers}) > 1
 
 
 class Ticking:
@@ -66,12 +96,13 @@ class Ticking:
 def test_the_clock_starts_when_every_prompt_has_its_first_token() -> None:
     """mlx-lm's batch emits a token of each row in turn, so timing starts at the second token."""
     prompts = [q.prompt_ids for q in QUESTIONS[:2]]
-    run = BatchRunner({None: drafted()}, Ticking()).run(MLX_LM, prompts, 5, 0)
-    lengths = [len(ids) for ids in run.token_ids]
-    assert run.tokens == [n - 1 for n in lengths]
-    assert run.first_seconds == 2.0
+    runner = Runner({None: drafted()}, clock=Ticking())
+    runs = runner.run_together(MLX_LM, prompts, 5, [0, 0])
+    lengths = [len(run.token_ids) for run in runs]
+    assert [run.timed_tokens for run in runs] == [n - 1 for n in lengths]
+    assert [run.first_token_seconds for run in runs] == [2.0, 2.0]
     assert lengths == [5, 5]
-    assert run.seconds == [7.0, 8.0]
+    assert [run.decode_seconds for run in runs] == [7.0, 8.0]
 
 
 def test_a_batch_waits_for_the_step_that_mlx_lms_last_batch_left_running(
@@ -81,76 +112,80 @@ def test_a_batch_waits_for_the_step_that_mlx_lms_last_batch_left_running(
     monkeypatch.setattr(mx, "synchronize", lambda _: events.append(threading.current_thread().name))
     monkeypatch.setattr(mx, "reset_peak_memory", lambda: events.append("reset"))
     clock = Ticking()
-    runner = BatchRunner({None: drafted()}, lambda: events.append("clock") or clock())
+    runner = Runner({None: drafted()}, clock=lambda: events.append("clock") or clock())
     events.clear()
-    runner.run(PLAIN, [q.prompt_ids for q in QUESTIONS[:2]], 3, 0)
+    runner.run_together(PLAIN, [q.prompt_ids for q in QUESTIONS[:2]], 3, [0, 0])
     assert events[:3] == ["engine", "reset", "clock"]
 
 
 def test_every_size_goes_through_all_questions_and_methods_take_turns() -> None:
-    plan = BatchPlan(QUESTIONS, [MLX_LM, PLAIN], [2, 5], 8, 2, 0)
-    asked = [([q.question.id for q in group], method.name) for method, group in plan.order()]
-    assert len(asked) == plan.size == 2 * 2 * (3 + 1)
-    assert [ids for ids, _ in asked[:6:2]] == [[0, 1], [2, 3], [4, 0]]
+    made = plan(sized(MLX_LM, PLAIN, sizes=[2, 5]), repeats=2)
+    asked = [(case.group, case.method.name) for case in made.order()]
+    assert len(asked) == made.size == 2 * 2 * (3 + 1)
+    assert [ids for ids, _ in asked[:6:2]] == [(0, 1), (2, 3), (4, 0)]
     assert [name for _, name in asked[:4]] == [
         "mlx-lm", "autoregressive", "autoregressive", "mlx-lm",
     ]  # fmt: skip
 
 
-def measured(method: Method, tokens: list[int], seconds: list[float]) -> BatchMeasurement:
-    ids = [[0] * (n + 1) for n in tokens]
-    steps = [n // (2 if method == DRAFTED else 1) for n in tokens]
-    run = BatchRun(ids, tokens, seconds, steps, 0.5, 1.0)
-    return BatchMeasurement(method, QUESTIONS[: len(tokens)], run)
-
-
-def compared(runs: list[BatchMeasurement], *plain: int) -> list[BatchMeasurement]:
-    """Compare with answers of mlx-lm's loop that have so many tokens."""
-    return [run.compared({i: [0] * n for i, n in enumerate(plain)}) for run in runs]
+def measured(
+    method: Method, tokens: list[int], seconds: list[float], first: int = 0, **changes: object
+) -> list[Answer]:
+    """Return one batch's answers to as many questions, from the first one on."""
+    size, group = len(tokens), tuple(range(first, first + len(tokens)))
+    step, method = 2 if method.name == "redrafter" else 1, replace(method, batch_size=size)
+    made = [
+        answer(method, question, lengths=[step] * (n // step), seconds=took)
+        for question, n, took in zip(group, tokens, seconds, strict=True)
+    ]
+    return [replace(each, group=group, **changes) for each in made]  # type: ignore[arg-type]
 
 
 def test_figures_are_those_of_the_runs() -> None:
-    runs = [
-        measured(DRAFTED, [10, 20], [2.0, 4.0]),
-        measured(MLX_LM, [10, 20], [10.0, 10.0]),
-        measured(PLAIN, [10, 20], [5.0, 5.0]),
-    ]
-    rows = summarise_batches(compared(runs, 11, 21))
-    assert [row.method for row in rows] == [MLX_LM, PLAIN, DRAFTED]
-    mlx_lm, _, ours = rows
-    assert ours.total_tps is not None
-    assert ours.request_tps is not None
-    assert ours.speedup is not None
-    assert ours.over_plain is not None
-    assert ours.request_tps.median == 30 / 6
-    assert ours.total_tps.median == 2 * 30 / 6
-    assert ours.speedup.median == 20 / 6
-    assert ours.over_plain.median == 10 / 6
-    assert (ours.tokens_per_step, mlx_lm.tokens_per_step) == (2.0, 1.0)
-    assert [row.matches_plain for row in rows] == [True] * 3
-    rows = summarise_batches(compared(runs, 1, 21))
-    assert [row.matches_plain for row in rows] == [False] * 3
-    assert [row.matches_plain for row in summarise_batches(runs)] == [None] * 3
+    batches = [(DRAFTED, [2.0, 4.0]), (MLX_LM, [10.0, 10.0]), (PLAIN, [5.0, 5.0])]
+    for same in (True, False, None):
+        answers = [a for method, seconds in batches
+                   for a in measured(method, [10, 20], seconds, as_alone=same)]  # fmt: skip
+        rows = summarise(answers)
+        assert [row.method for row in rows] == [MLX_LM, PLAIN, DRAFTED]
+        assert [row.matches_baseline for row in rows] == [same] * 3
+    mlx_lm, _, ours = (row.to_dict() for row in rows)
+    medians = {name: ours[name]["median"] for name in ("request_tps", "total_tps", "speedup",
+                                                       "over_plain")}  # type: ignore[index]  # fmt: skip
+    assert medians == {"request_tps": 30 / 6, "total_tps": 2 * 30 / 6, "speedup": 20 / 6,
+                       "over_plain": 10 / 6}  # fmt: skip
+    assert (ours["tokens_per_step"], mlx_lm["tokens_per_step"]) == (2.0, 1.0)
+    assert ours["first_seconds"] == 0.25
 
 
 def test_a_speedup_pairs_the_same_questions_in_whatever_order_they_were_answered() -> None:
     """As after an interrupted run: here each question has exactly twice the speed."""
-    fast = [replace(measured(PLAIN, [10], [s]), questions=QUESTIONS[i : i + 1])
-            for i, s in enumerate((1.0, 5.0, 20.0))]  # fmt: skip
-    slow = [replace(measured(MLX_LM, [10], [2 * m.run.seconds[0]]), questions=m.questions)
-            for m in fast]  # fmt: skip
-    _, row = summarise_batches([*fast, *reversed(slow)])
+    times = [*enumerate((1.0, 5.0, 20.0))]
+    fast = [measured(PLAIN, [10], [s], i) for i, s in times]
+    slow = [measured(MLX_LM, [10], [2 * s], i) for i, s in times]
+    _, row = summarise([*chain(*fast, *reversed(slow))])
     assert row.speedup is not None
     assert (row.speedup.low, row.speedup.median, row.speedup.high) == (2.0, 2.0, 2.0)
 
 
 def test_only_rounds_that_every_method_has_finished_are_complete() -> None:
-    plan = BatchPlan(QUESTIONS[:2], [MLX_LM, PLAIN], [1], 8, 2, 0)
-    done = [BatchMeasurement(method, group, measured(method, [1], [1.0]).run)
-            for method, group in plan.order()]  # fmt: skip
-    assert sorted(map(id, plan.complete(done))) == sorted(map(id, done))
+    methods = sized(MLX_LM, PLAIN, sizes=[1])
+    done = [replace(answer(case.method, int(case.group[0]), case.repeat), group=case.group)
+            for case in plan(methods, 2, repeats=2).order()]  # fmt: skip
+    planned = {"float32": [*methods, MLX_LM]}
+    assert of_whole_rounds(done, planned) == done
     for number, complete in ((1, 0), (2, 2), (3, 2), (5, 4)):
-        assert [*map(id, plan.complete(done[:number]))] == [*map(id, done[:complete])]
+        assert of_whole_rounds(done[:number], planned) == done[:complete]
+
+
+def test_a_batch_that_a_killed_run_wrote_in_part_is_missing() -> None:
+    made = plan([MLX_LM, PLAIN], 4)
+    answers = [*chain(*measure(made, Runner({None: drafted()})))]
+    assert len(answers) == 4 * 2
+    done, missing = made.split(answers[:-1])
+    assert done == answers[:-2]
+    assert [case.group for case in missing] == [answers[-1].group]
+    assert made.split([*answers[:-1], *answers[-2:]]) == (answers, [])
 
 
 @pytest.fixture
@@ -187,9 +222,9 @@ def test_all_requests_of_a_batch_are_decoded_at_once(tmp_path: Path) -> None:
     line = ["bench", "--limit", "9", "--max-tokens", "30", "--ignore-eos", "-r", "1"]
     drafters = ["--drafter", "x", "--drafter", "random"]
     assert main.run([*line, *drafters, "--batch-size", "9", "--answers", str(file)]) == 0
-    runs = [json.loads(text) for text in file.read_text().splitlines()]
-    assert [run["batch"]["method"]["drafter"] for run in runs] == [None, None, "x", "random"]
-    assert all(min(run["run"]["tokens"]) > 0 for run in runs)
+    answers = [json.loads(text) for text in file.read_text().splitlines()]
+    assert [a["method"]["drafter"] for a in answers[::9]] == [None, None, "x", "random"]
+    assert all(a["timed_tokens"] > 0 for a in answers)
 
 
 @pytest.mark.usefixtures("loaded")
@@ -223,26 +258,26 @@ def test_ctrl_c_or_an_error_prints_the_rounds_that_were_finished(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Impatient(BatchRunner):
+    class Impatient(Runner):
         left = 3 + 5  # the untimed runs of three methods, and those that are timed
 
-        def run(self, *given: object) -> BatchRun:
-            Impatient.left -= 1
+        def run_together(self, method: Method, *given: Any) -> list[Run]:
+            Impatient.left -= method.batch_size is not None
             if Impatient.left < 0:
                 raise end
-            return super().run(*given)  # type: ignore[arg-type]
+            return super().run_together(method, *given)
 
-    monkeypatch.setattr(bench_batches, "BatchRunner", Impatient)
+    monkeypatch.setattr(bench_session, "Runner", Impatient)
     file = tmp_path / "batches.jsonl"
     line = [*LINE, "--batch-size", "2", "--answers", str(file), "--json"]
     assert main.run(line) == status
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert len(file.read_text().splitlines()) == 5
+    assert len(file.read_text().splitlines()) == 2 * 5
     assert found["interrupted"] == (status == 130)
     assert (str(file) if status == 130 else "no memory") in found["notes"][0]
     assert [r["speedup"] is not None for r in found["rows"]] == [True] * 3
     Impatient.left = 0
-    assert main.run(line[:-3]) == status  # no round was finished
+    assert main.run(line[:-3]) == status  # no answer was finished
     assert capsys.readouterr().out == ""
 
 
@@ -266,15 +301,15 @@ def test_results_of_batches_are_compared_size_by_size(
 def test_the_table_has_the_figures_and_other_tokens_fail(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = BatchRunner.run
+    honest = Runner.run_together
 
-    def wrong(self: BatchRunner, method: Method, *given: object) -> BatchRun:
-        run = honest(self, method, *given)  # type: ignore[arg-type]
+    def wrong(self: Runner, method: Method, *given: Any) -> list[Run]:
+        runs = honest(self, method, *given)
         if method == PLAIN:
-            run.token_ids[0][-1] += 1
-        return run
+            runs[0].token_ids[-1] += 1
+        return runs
 
-    monkeypatch.setattr(BatchRunner, "run", wrong)
+    monkeypatch.setattr(Runner, "run_together", wrong)
     assert main.run([*LINE, "--batch-size", "2"]) == 1
     out = capsys.readouterr().out
     assert "total tok/s" in out
@@ -293,28 +328,25 @@ def test_an_interrupted_run_of_batches_resumes_where_its_answers_end(
     assert main.run(line) == 0
     whole = file.read_text().splitlines()
     file.write_text("\n".join([*whole[:4], whole[4][:30]]))
-    honest, run = BatchRunner.run, []
+    honest, run = Runner.run_together, []
 
-    def counted(
-        self: BatchRunner, method: Method, prompts: list[list[int]], *more: int
-    ) -> BatchRun:
-        run.append((method, len(prompts)))
+    def counted(self: Runner, method: Method, prompts: list[list[int]], *more: Any) -> list[Run]:
+        run.append(method)
         return honest(self, method, prompts, *more)
 
-    monkeypatch.setattr(BatchRunner, "run", counted)
+    monkeypatch.setattr(Runner, "run_together", counted)
     assert main.run(line) == 0
     resumed = file.read_text().splitlines()
     assert resumed[:4] == whole[:4]
-    assert [json.loads(r)["batch"] for r in resumed] == [json.loads(w)["batch"] for w in whole]
-    assert len(run) == len({*run}) + len(whole) - 4
+    same = ("method", "group", "question_id", "repeat", "token_ids")
+    assert [[json.loads(r)[k] for k in same] for r in resumed] == [
+        [json.loads(w)[k] for k in same] for w in whole
+    ]
+    timed = [method for method in run if method.batch_size is not None]
+    runs = sum(1 / json.loads(w)["method"]["batch_size"] for w in whole)
+    assert len(timed) == len({*timed}) + runs - 4, "the first four are of batches of one"
     run.clear()
-
-    def never(*_: object) -> Run:
-        raise AssertionError("decoded again")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Runner, "run", never)
-        assert main.run(line) == 0
+    assert main.run(line) == 0
     assert run == []
     capsys.readouterr()
     assert main.run([*line, "--seed", "7"]) == 1
@@ -323,10 +355,13 @@ def test_an_interrupted_run_of_batches_resumes_where_its_answers_end(
 
 @pytest.mark.usefixtures("loaded")
 def test_sampled_batches_need_no_answers_of_mlx_lms_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object) -> Run:
-        raise AssertionError("decoded for nothing")
+    honest = Runner.run_together
 
-    monkeypatch.setattr(Runner, "run", never)
+    def only_batches(self: Runner, method: Method, *given: Any) -> list[Run]:
+        assert method.batch_size is not None
+        return honest(self, method, *given)
+
+    monkeypatch.setattr(Runner, "run_together", only_batches)
     assert main.run([*LINE, "--batch-size", "2", "--temperature", "1", "--limit", "2"]) == 0
 
 

@@ -6,11 +6,12 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny import byte_model, byte_tokenizer, random_drafter, tiny_source
 
-from redrafter_mlx.bench.measure.methods import Method, Run, Runner
+from redrafter_mlx.bench.measure.runner import Run, Runner
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.cli.bench import session as bench_session
 from redrafter_mlx.cli.bench.options import BenchOptions, Loading
@@ -307,7 +308,7 @@ def test_a_finished_run_is_summarised_again_without_decoding(
     def never(*_: object) -> Run:
         raise AssertionError("decoded again")
 
-    monkeypatch.setattr(Runner, "run", never)
+    monkeypatch.setattr(Runner, "run_together", never)
     assert result(capsys, *SHAPES, "--answers", file)["rows"] == first["rows"]
     assert not [note for note in first["notes"] if "busy" not in note]  # type: ignore[attr-defined]
     narrower = result(capsys, "--beam-width", "1", "--beam-length", "3", "--answers", file)
@@ -350,11 +351,11 @@ def test_ctrl_c_prints_what_was_finished_and_the_run_resumes(
     class Impatient(Runner):
         left = 5
 
-        def run(self, method: Method, prompt: list[int], max_tokens: int, seed: int) -> Run:
+        def run_together(self, *given: Any) -> list[Run]:
             Impatient.left -= 1
             if Impatient.left < 0:
                 raise KeyboardInterrupt
-            return super().run(method, prompt, max_tokens, seed)
+            return super().run_together(*given)
 
     file = str(tmp_path / "a.jsonl")
     with monkeypatch.context() as patch:

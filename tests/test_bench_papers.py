@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bench_samples import DRAFTED, PLAIN, answer
@@ -20,8 +21,8 @@ from tiny import byte_model, byte_tokenizer, random_drafter
 
 from redrafter_mlx.bench.analyse.summary import Row, summarise
 from redrafter_mlx.bench.measure.answers import Answer
-from redrafter_mlx.bench.measure.batches import BatchRun, BatchRunner
 from redrafter_mlx.bench.measure.methods import Method
+from redrafter_mlx.bench.measure.runner import Run, Runner
 from redrafter_mlx.bench.papers.columns import Layout, paper_table, settings_of
 from redrafter_mlx.bench.papers.evidence import Evidence
 from redrafter_mlx.bench.papers.protocols import find_protocol
@@ -138,15 +139,15 @@ def test_a_table_that_fails_says_why(
     table: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     questions: list[str],
 ) -> None:  # fmt: skip
-    honest = BatchRunner.run
+    honest = Runner.run_together
 
-    def wrong(self: BatchRunner, method: Method, *given: object) -> BatchRun:
-        run = honest(self, method, *given)  # type: ignore[arg-type]
+    def wrong(self: Runner, method: Method, *given: Any) -> list[Run]:
+        runs = honest(self, method, *given)
         if method.ours:
-            run.token_ids[0][-1] += 1
-        return run
+            runs[0].token_ids[-1] += 1
+        return runs
 
-    monkeypatch.setattr(BatchRunner, "run", wrong)
+    monkeypatch.setattr(Runner, "run_together", wrong)
     line = [*questions, "--batch-size", "1", "-r", "1", "--beam-width", "2", "--drafter", "x"]
     assert main.run(["bench", "--paper", table, *line, "--prompt-tokens", "9"]) == 1
     assert capsys.readouterr().out.count("please report it") == 1
@@ -169,10 +170,10 @@ def test_prompts_of_several_lengths_are_measured_with_one_loading(
     assert paper(capsys, "speculators-table1", *line, "--prompt-tokens", "9,30")
     assert len(loaded) == 1
 
-    def never(*_: object) -> BatchRun:
+    def never(*_: object) -> list[Run]:
         raise AssertionError("measured")
 
-    monkeypatch.setattr(BatchRunner, "run", never)
+    monkeypatch.setattr(Runner, "run_together", never)
     asked = ["bench", "--paper", "speculators-table1", *line, "--prompt-tokens", "9,55"]
     assert main.run(asked) == 1
     assert "--prompt-tokens 55" in capsys.readouterr().err
@@ -181,16 +182,14 @@ def test_prompts_of_several_lengths_are_measured_with_one_loading(
 def test_an_interrupted_table_of_lengths_keeps_what_was_finished(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, questions: list[str]
 ) -> None:
-    honest = BatchRunner.run
+    honest = Runner.run_together
 
-    def impatient(
-        self: BatchRunner, method: Method, prompts: list[list[int]], *more: int
-    ) -> BatchRun:
+    def impatient(self: Runner, method: Method, prompts: list[list[int]], *more: Any) -> list[Run]:
         if len(prompts[0]) == 30:
             raise KeyboardInterrupt
         return honest(self, method, prompts, *more)
 
-    monkeypatch.setattr(BatchRunner, "run", impatient)
+    monkeypatch.setattr(Runner, "run_together", impatient)
     line = [*questions, "--batch-size", "1", "--beam-width", "2", "--prompt-tokens", "9,30"]
     assert main.run(["bench", "--paper", "speculators-table1", *line]) == 130
     out = capsys.readouterr().out

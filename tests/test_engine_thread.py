@@ -14,8 +14,8 @@ import pytest
 from tiny import byte_model, byte_tokenizer, random_drafter
 from waiting import wait_for
 
-from redrafter_mlx.bench.measure.batches import BatchRunner
-from redrafter_mlx.bench.measure.methods import Method, Runner
+from redrafter_mlx.bench.measure.methods import Method
+from redrafter_mlx.bench.measure.runner import Runner
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.thread import EngineThread
 from redrafter_mlx.errors import BadInputError, EngineFailedError
@@ -64,14 +64,15 @@ def test_all_that_computes_beside_an_engine_does_so_in_its_thread(
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))  # an earlier run's check is in the user's
     checks = recorded(monkeypatch, "redrafter_mlx.engine.exactness.check_trees")
     times: list[int] = []
-    loops = recorded(monkeypatch, "redrafter_mlx.bench.measure.methods.make_sampler")
-    batches = recorded(monkeypatch, "redrafter_mlx.bench.measure.batches.PlainBatch")
+    loops = recorded(monkeypatch, "redrafter_mlx.bench.measure.runner.make_sampler")
+    batches = recorded(monkeypatch, "redrafter_mlx.bench.measure.runner.PlainBatch")
     redrafter = make(model)
     monkeypatch.setattr(redrafter.tuning, "measure", lambda *_: times.append(threading.get_ident()))
     redrafter.check()
     redrafter.measure()
     Runner({None: redrafter}).run(Method("mlx-lm"), PROMPT, 3, 0)
-    BatchRunner({None: redrafter}).run(Method("mlx-lm"), [PROMPT, PROMPT], 3, 0)
+    together = Method("mlx-lm", batch_size=2)
+    Runner({None: redrafter}).run_together(together, [PROMPT, PROMPT], 3, [0, 0])
     assert all([checks, times, loops, batches])
     threads = {*checks, *times, *loops, *batches}
     assert threads == {redrafter.thread.run(threading.get_ident)}

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
+from bench_samples import SETTINGS, answer
 from tiny import random_drafter
 
-from redrafter_mlx.bench.measure.answers import LinesFile
+from redrafter_mlx.bench.measure.answers import AnswersFile
 from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime import atomic_write as writes
@@ -79,9 +80,9 @@ def test_macs_flush_a_file_to_the_disk_itself_if_its_file_system_can(
 
 
 def test_answers_that_find_no_room_name_their_file(tmp_path: Path) -> None:
-    answers = LinesFile(tmp_path / "answers.jsonl", dict)
+    answers = AnswersFile(tmp_path / "answers.jsonl")
     with no_room(), pytest.raises(OSError, match="large") as caught:
-        answers.append({"text": "x" * 10_000})
+        answers.append([answer()], SETTINGS)
     assert caught.value.filename == str(tmp_path / "answers.jsonl")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -17,8 +18,8 @@ from paper_samples import (  # noqa: F401
     trained_folder,
 )
 
-from redrafter_mlx.bench.measure.batches import BatchRun, BatchRunner
 from redrafter_mlx.bench.measure.methods import Method
+from redrafter_mlx.bench.measure.runner import Run, Runner
 from redrafter_mlx.bench.papers.published import published
 from redrafter_mlx.bench.papers.report import published_table
 from redrafter_mlx.cli import main, options
@@ -60,14 +61,14 @@ def test_a_batch_that_does_not_fit_in_memory_is_a_cell(
 def test_a_device_that_runs_out_of_memory_ends_one_case_and_other_failures_the_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, questions: list[str]
 ) -> None:
-    honest, why = BatchRunner.run, "[malloc_or_wait] Unable to allocate 99 bytes."
+    honest, why = Runner.run_together, "[malloc_or_wait] Unable to allocate 99 bytes."
 
-    def failing(self: BatchRunner, method: Method, *given: object) -> BatchRun:
+    def failing(self: Runner, method: Method, *given: Any) -> list[Run]:
         if method.beam_width == 2:
             raise RuntimeError(why)
-        return honest(self, method, *given)  # type: ignore[arg-type]
+        return honest(self, method, *given)
 
-    monkeypatch.setattr(BatchRunner, "run", failing)
+    monkeypatch.setattr(Runner, "run_together", failing)
     line = [*questions, "--batch-size", "1", "--beam-width", "1,2", "--prompt-tokens", "9"]
     found = paper(capsys, "speculators-table1", *line)
     (measured,) = found["paper"]["measured"]

@@ -60,7 +60,9 @@ def grids(rows: Sequence[Row], least: int = 1) -> list[Grid]:
     cells: dict[tuple[str, Method], list[Cell]] = {}
     for r in rows:
         m = r.method
-        if r.category != WHOLE or m.beam_width is None or m.beam_length is None:
+        if r.category != WHOLE or m.batch_size is not None:
+            continue
+        if m.beam_width is None or m.beam_length is None:
             continue
         if r.tps and r.speedup and r.tokens_per_step:
             figures = (r.tps.median, r.speedup.median, r.tokens_per_step.median)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
-from redrafter_mlx.bench.analyse.batch_summary import BatchRow
 from redrafter_mlx.bench.analyse.summary import Row
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
 from redrafter_mlx.bench.measure.methods import BASELINE
 from redrafter_mlx.bench.measure.questions import WHOLE
-
-AnyRow = TypeVar("AnyRow", Row, BatchRow)
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class Protocol:
 
 
 @dataclass(frozen=True)
-class Result(Generic[AnyRow]):
+class Result:
     """The whole result of one `bench`.
 
     interrupted: Ctrl-C came before everything was measured
@@ -46,7 +43,7 @@ class Result(Generic[AnyRow]):
     machine: Machine
     models: tuple[LoadedModel, ...]
     protocol: Protocol
-    rows: tuple[AnyRow, ...]
+    rows: tuple[Row, ...]
     interrupted: bool
     notes: tuple[str, ...]
     baseline: str = BASELINE
@@ -77,7 +74,8 @@ def judge(rows: Sequence[Row], models: Sequence[LoadedModel]) -> Verdict:
         ]  # fmt: skip
         if not differing:
             continue
-        share = min(r.agreeing for r in differing if r.agreeing is not None)
+        shares = [r.agreeing for r in differing if r.agreeing is not None]
+        agree = "; at least {:.2%} agree up to the first difference of each answer"
         rows_have = "1 row has" if len(differing) == 1 else f"{len(differing)} rows have"
         count = f"{model.dtype}: {rows_have} other tokens than mlx-lm"
         if model.exact:
@@ -88,7 +86,7 @@ def judge(rows: Sequence[Row], models: Sequence[LoadedModel]) -> Verdict:
         if model.arithmetic == "float32" and model.tf32:
             rounded = "TF32 products (MLX_ENABLE_TF32=0 makes them float32)"
         notes.append(
-            f"{count}; at least {share:.2%} agree up to the first difference of each answer. "
+            f"{count}{agree.format(min(shares)) if shares else ''}. "
             f"In {rounded} nearly tied tokens can swap: "
             f"`redrafter-mlx verify` says whether that explains every difference"
         )

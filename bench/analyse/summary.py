@@ -1,4 +1,7 @@
-"""Summaries of answers: a row per method and category, compared with its baseline."""
+"""Summaries of answers: a row per method and category, compared with its baseline.
+
+A batch counts as one run, whose tokens and seconds are sums over its requests.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 
 from redrafter_mlx.bench.measure.answers import Answer
-from redrafter_mlx.bench.measure.methods import BASELINE, Method, Run
+from redrafter_mlx.bench.measure.methods import BASELINE, Method
 from redrafter_mlx.bench.measure.questions import WHOLE
+from redrafter_mlx.bench.measure.runner import Run
 from redrafter_mlx.bench.statistics import (
     Percentiles,
     Ragged,
@@ -20,17 +24,34 @@ from redrafter_mlx.bench.statistics import (
 )
 from redrafter_mlx.decoding.prefix_cache import common_prefix
 
-Runs = Mapping[tuple[int | str, int], Run]
-"""Runs by question id and repeat."""
+Group = tuple[int | str, ...]
+"""Ids of questions that were answered at once."""
+
+Runs = Mapping[tuple[Group, int], Sequence[Answer]]
+"""The answers of each run, by its questions and repeat."""
+
+_IN_BATCHES = {
+    "request_tps": "tps", "total_tps": "total_tps", "speedup": "speedup",
+    "over_plain": "over_plain", "tokens_per_step": "tokens_per_step",
+    "first_seconds": "first_token", "peak_memory": "peak_memory",
+    "matches_plain": "matches_baseline", "out_of_memory": "out_of_memory",
+}  # fmt: skip
+"""Fields of a row of batches by their names in JSON; the others are of single requests."""
+
+_OF_BATCHES = ("total_tps", "over_plain", "out_of_memory")
 
 
 @dataclass(frozen=True)
 class Row:
     """One method on one category of questions.
 
-    tps:              tokens per second after the first token
+    tps:              tokens per second of one request after its first token; in a batch, after
+                      every request has its first one
+    total_tps:        tps times the batch size: of as many requests whenever one that ends is
+                      replaced
     speedup:          tps over the baseline's, for the questions and repeats that both have
-    first_token:      seconds
+    over_plain:       tps over that of our own loop without drafts, likewise
+    first_token:      seconds until every request of the batch has its first token
     nodes:            N, the mean number of nodes verified in a step, without padding; counted in
                       the trees, None for mlx-lm's loops
     query_rows:       the same with padding, which the target's call also computes
@@ -39,8 +60,11 @@ class Row:
     nodes_after:      nodes verified, without padding
     acceptance:       share of steps in which the first draft was accepted, the second, ...
     peak_memory:      GB, maximum over the runs; includes the weights
-    matches_baseline: whether all tokens of all runs equal the baseline's; None above temperature 0
-    agreeing:         share of tokens before the first difference; None above temperature 0
+    matches_baseline: whether all tokens of all runs equal those of mlx-lm's loop for one prompt;
+                      None above temperature 0
+    agreeing:         share of tokens before the first difference; None above temperature 0, and in
+                      batches
+    out_of_memory:    whether one of its batches did not fit
     """
 
     dtype: str
@@ -49,7 +73,9 @@ class Row:
     questions: int
     runs: int
     tps: Spread | None
+    total_tps: Spread | None
     speedup: Spread | None
+    over_plain: Spread | None
     tokens_per_step: Spread | None
     first_token: Spread | None
     nodes: float | None
@@ -61,113 +87,142 @@ class Row:
     peak_memory: float
     matches_baseline: bool | None
     agreeing: float | None
+    out_of_memory: bool
 
     def to_dict(self) -> dict[str, object]:
-        """Return the row as JSON: with the method's fields, and the method's name as `method`."""
-        method = asdict(self.method)
-        name = method.pop("name")
-        return {**asdict(self), **method, "method": name}
+        """Return the row as JSON: with the method's fields, and the method's name as `method`.
+
+        Rows of batches have the names of `_IN_BATCHES`, and medians of two figures.
+        """
+        figures, method = asdict(self), asdict(self.method)
+        method["method"] = method.pop("name")
+        if (size := method.pop("batch_size")) is None:
+            return {k: v for k, v in figures.items() if k not in _OF_BATCHES} | method
+        shown = {name: figures[field] for name, field in _IN_BATCHES.items()}
+        for name in ("tokens_per_step", "first_seconds"):
+            shown[name] = shown[name] and shown[name]["median"]
+        return {"batch_size": size, **method, **shown}
 
 
 def summarise(answers: Sequence[Answer]) -> list[Row]:
     """Return a row per dtype, category and method; dtypes and categories as they first occur.
 
-    Rows by category are added only if there are several categories.
+    Rows by category are added only if there are several categories, and not of batches, which mix
+    them.
     """
     rows = []
     for dtype in dict.fromkeys(a.dtype for a in answers):
         mine = [a for a in answers if a.dtype == dtype]
-        named = list(dict.fromkeys(a.category for a in mine if a.category))
-        for category in [WHOLE, *(named if len(named) > 1 else [])]:
-            by_method: dict[Method, dict[tuple[int | str, int], Run]] = {}
+        named = [a.category for a in mine if a.category and a.method.batch_size is None]
+        categories = [*dict.fromkeys(named)]
+        for category in [WHOLE, *(categories if len(categories) > 1 else [])]:
+            by_method: dict[Method, dict[tuple[Group, int], list[Answer]]] = {}
             for a in mine:
-                if category in (WHOLE, a.category):
-                    by_method.setdefault(a.method, {})[a.question_id, a.repeat] = a.run
+                if category == WHOLE or (a.method.batch_size is None and a.category == category):
+                    runs = by_method.setdefault(a.method, {})
+                    runs.setdefault((a.group, a.repeat), []).append(a)
             rows += [
-                _row(dtype, category, m, by_method[m], by_method.get(m.baseline(), {}))
-                for m in sorted(by_method, key=lambda method: method.order)
+                _row(dtype, category, method, by_method)
+                for method in sorted(by_method, key=lambda method: method.order)
             ]
     return rows
 
 
-def of_whole_rounds(answers: Sequence[Answer]) -> list[Answer]:
-    """Return the answers to questions that all methods have answered; all if there are none.
+def of_whole_rounds(
+    answers: Sequence[Answer], planned: Mapping[str, Sequence[Method]]
+) -> list[Answer]:
+    """Return the answers to questions that all methods of their batch size have answered.
 
     Otherwise the speed of two methods would be compared over different questions.
+
+    planned: the methods of each dtype
     """
-    methods: dict[str, set[Method]] = {}
-    rounds: dict[tuple[str, int | str, int], set[Method]] = {}
+    answered: dict[tuple[object, ...], set[Method]] = {}
     for a in answers:
-        methods.setdefault(a.dtype, set()).add(a.method)
-        rounds.setdefault((a.dtype, a.question_id, a.repeat), set()).add(a.method)
-    whole = {key for key, answered in rounds.items() if answered == methods[key[0]]}
-    kept = [a for a in answers if (a.dtype, a.question_id, a.repeat) in whole]
-    return kept or list(answers)
+        answered.setdefault(a.round, set()).add(a.method)
+    return [
+        a for a in answers
+        if answered[a.round].issuperset(
+            m for m in planned[a.dtype] if m.batch_size == a.method.batch_size
+        )
+    ]  # fmt: skip
 
 
-def _row(dtype: str, category: str, method: Method, runs: Runs, baseline: Runs) -> Row:
+def _row(dtype: str, category: str, method: Method, by_method: Mapping[Method, Runs]) -> Row:
+    runs, size = by_method[method], method.batch_size or 1
+    answers = [answer for run in runs.values() for answer in run]
     ours = method.name == "redrafter"
-    accepted = [n for run in runs.values() for n in run.accepted]
+    accepted = [n for a in answers for n in a.run.accepted]
     drafted = ours or method.draft_tokens is not None
     depths = range(1, 1 + max(accepted, default=0)) if drafted else ()
-    nodes = [n for run in runs.values() for n in run.nodes]
-    query_rows = [n for run in runs.values() for n in run.query_rows]
-    shapes = Counter((W, L) for run in runs.values() for W, L, *_ in run.shapes if ours)
+    nodes = [n for a in answers for n in a.run.nodes]
+    query_rows = [n for a in answers for n in a.run.query_rows]
+    shapes = Counter((W, L) for a in answers for W, L, *_ in a.run.shapes if ours)
+    emitted = _by_question(runs, lambda run: sum(run.accept_lengths))
     steps = _by_question(runs, lambda run: len(run.accept_lengths))
-    matches, agreeing = _equality(method, runs, baseline)
+    tokens, seconds = _tokens_and_seconds(runs, runs)
+    matches, agreeing = _equality(method, runs, by_method.get(method.baseline(), {}))
     return Row(
         dtype=dtype,
         method=method,
         category=category,
-        questions=len({question for question, _ in runs}),
-        runs=len(runs),
-        tps=ratio(*_tokens_and_seconds(runs, runs)),
-        speedup=ratio_of_ratios(
-            _tokens_and_seconds(runs, baseline), _tokens_and_seconds(baseline, runs)
-        ),
-        tokens_per_step=ratio(_by_question(runs, _tokens), steps),
-        first_token=typical(_by_question(runs, lambda run: run.first_token_seconds)),
+        questions=len({answer.question_id for answer in answers}),
+        runs=len(answers),
+        tps=ratio(tokens, seconds),
+        total_tps=ratio([[size * n for n in repeats] for repeats in tokens], seconds),
+        speedup=_over(runs, by_method.get(method.baseline(), {})),
+        over_plain=_over(runs, by_method.get(method.without_drafts(), {})),
+        tokens_per_step=ratio(emitted, steps),
+        first_token=typical(_by_question(runs, lambda run: run.first_token_seconds / size)),
         nodes=fmean(nodes) if nodes else None,
         query_rows=fmean(query_rows) if query_rows else None,
         shapes=tuple((W, L, n / shapes.total()) for (W, L), n in shapes.most_common()),
         nodes_before=Percentiles.of([W * L for W, L in shapes.elements()]),
         nodes_after=Percentiles.of(nodes) if ours else None,
         acceptance=tuple(sum(n >= d for n in accepted) / len(accepted) for d in depths),
-        peak_memory=max(run.peak_memory for run in runs.values()),
+        peak_memory=max(answer.run.peak_memory for answer in answers),
         matches_baseline=matches,
         agreeing=agreeing,
+        out_of_memory=any(answer.run.out_of_memory for answer in answers),
     )
 
 
 def _by_question(runs: Runs, value: Callable[[Run], float]) -> Ragged:
-    """Return a value of each run by question, repeats in order."""
-    grouped: dict[int | str, list[float]] = {}
-    for question, repeat in sorted(runs, key=lambda key: (str(key[0]), key[1])):
-        grouped.setdefault(question, []).append(value(runs[question, repeat]))
+    """Return a value of each run, summed over its requests, by questions, repeats in order."""
+    grouped: dict[Group, list[float]] = {}
+    for group, repeat in sorted(runs, key=lambda key: (*map(str, key[0]), key[1])):
+        total = sum(value(answer.run) for answer in runs[group, repeat])
+        grouped.setdefault(group, []).append(total)
     return list(grouped.values())
 
 
+def _over(runs: Runs, other: Runs) -> Spread | None:
+    """Return tokens a second over those of another method, for the runs that both have."""
+    return ratio_of_ratios(_tokens_and_seconds(runs, other), _tokens_and_seconds(other, runs))
+
+
 def _tokens_and_seconds(runs: Runs, partner: Runs) -> tuple[Ragged, Ragged]:
-    """Return the tokens after the first and their seconds, for runs that `partner` has too."""
+    """Return the timed tokens and their seconds, for runs that `partner` has too."""
     both = {key: run for key, run in runs.items() if key in partner}
-    return _by_question(both, _tokens), _by_question(both, lambda run: run.decode_seconds)
-
-
-def _tokens(run: Run) -> int:
-    return sum(run.accept_lengths)
+    tokens = _by_question(both, lambda run: run.timed_tokens)
+    return tokens, _by_question(both, lambda run: run.decode_seconds)
 
 
 def _equality(method: Method, runs: Runs, baseline: Runs) -> tuple[bool | None, float | None]:
     """Return whether all paired runs have the baseline's tokens, and the share that agrees.
 
-    The baseline's own later repeats are compared with its first.
+    The baseline's own later repeats are compared with its first, and batches with mlx-lm's loop for
+    one prompt.
     """
     if method.temperature > 0:
         return None, None
+    if method.batch_size is not None:
+        alone = [answer.as_alone for run in runs.values() for answer in run]
+        return None if None in alone else all(alone), None
     paired = [
-        (run.token_ids, other.token_ids)
-        for (question, repeat), run in runs.items()
-        if (other := baseline.get((question, 0 if method.name == BASELINE else repeat)))
+        (run[0].run.token_ids, other[0].run.token_ids)
+        for (group, repeat), run in runs.items()
+        if (other := baseline.get((group, 0 if method.name == BASELINE else repeat)))
     ]
     total = sum(max(len(mine), len(other)) for mine, other in paired)
     if not total:

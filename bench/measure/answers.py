@@ -1,4 +1,4 @@
-"""The answers file: one line of JSON per question, method and repeat.
+"""The answers file: one line of JSON per question, method and repeat, also in batches.
 
 It has the fields of Spec-Bench's answer files, so Spec-Bench's tools can read it, and in addition
 the token ids and everything that a summary is computed from. An interrupted run resumes where its
@@ -10,30 +10,43 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, NamedTuple
 
-from redrafter_mlx.bench.measure.methods import Method, Run
+from redrafter_mlx.bench.measure.methods import Method
+from redrafter_mlx.bench.measure.runner import Run
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.atomic_write import locked, name_in_errors
 
-T = TypeVar("T")
-
-
 Settings = dict[str, object]
 """Settings that answers must share to be summarised together, by name; `settings_of` lists them."""
+
+
+class AnswerKey(NamedTuple):
+    """Identity of an answer, see `Answer`; one with the same key replaces it."""
+
+    dtype: str
+    method: Method
+    prompt_tokens: int | None
+    group: tuple[int | str, ...]
+    question_id: int | str
+    repeat: int
 
 
 @dataclass(frozen=True)
 class Answer:
     """One run of one method on one question.
 
-    dtype:  as given by the user, such as `float16` or `4bit`
-    repeat: counted from 0
-    tstamp: end of the run, in seconds since 1970
+    dtype:    as given by the user, such as `float16` or `4bit`
+    repeat:   counted from 0
+    tstamp:   end of the run, in seconds since 1970
+    group:    ids of the questions that were answered at once, this one among them
+    prompt_tokens: length that the prompt was brought to; None if it was left unchanged
+    as_alone: whether the tokens equal those of mlx-lm's loop for this prompt; None if the answer
+              was not in a batch, or not greedy
     """
 
     question_id: int | str
@@ -44,10 +57,20 @@ class Answer:
     prompt_ids: list[int]
     run: Run
     tstamp: float
+    group: tuple[int | str, ...]
+    prompt_tokens: int | None = None
+    as_alone: bool | None = None
 
     @property
-    def key(self) -> tuple[str, Method, int | str, int]:
-        return self.dtype, self.method, self.question_id, self.repeat
+    def key(self) -> AnswerKey:
+        return AnswerKey(
+            self.dtype, self.method, self.prompt_tokens, self.group, self.question_id, self.repeat
+        )
+
+    @property
+    def round(self) -> tuple[object, ...]:
+        """What the answers that methods are compared by have in common."""
+        return self.dtype, self.prompt_tokens, self.method.batch_size, self.group, self.repeat
 
     def to_dict(self, settings: Settings) -> dict[str, object]:
         """Return the JSON object that is a line of the answers file."""
@@ -81,6 +104,8 @@ class Answer:
             text=choice["turns"][0],
             accept_lengths=_integers(choice["accept_lengths"]),
             shapes=[_integers(shape) for shape in line["shapes"]],
+            timed_tokens=int(line["timed_tokens"]),
+            out_of_memory=bool(line["out_of_memory"]),
             **measured,
         )
         return cls(
@@ -92,10 +117,13 @@ class Answer:
             prompt_ids=_integers(line["prompt_ids"]),
             run=run,
             tstamp=_number(line["tstamp"]),
+            group=tuple(line["group"]),
+            prompt_tokens=line["prompt_tokens"],
+            as_alone=line["as_alone"],
         )
 
 
-_BEGINNINGS = ('{"question_id": ', '{"batch": ')
+_BEGINNING = '{"question_id": '
 """How a line of an answers file begins."""
 
 
@@ -124,20 +152,16 @@ def _alone_with(name: Path) -> Iterator[None]:
                 name.unlink()
 
 
-class LinesFile(Generic[T]):
-    """Measurements on disk, one per line with its settings: read once, then appended to."""
+class AnswersFile:
+    """Answers on disk, one per line with its settings: read once, then appended to."""
 
-    def __init__(self, path: str | Path, read: Callable[[dict[str, Any]], T]) -> None:
-        """Read the file; raises BadInputError naming the first line that is no measurement.
+    def __init__(self, path: str | Path) -> None:
+        """Read the file; raises BadInputError naming the first line that is no answer.
 
         An incomplete last line, left by a process that was killed, is removed from the file.
-
-        Args:
-          read: parses a line; may raise KeyError, TypeError, ValueError, IndexError
         """
         self.path = Path(path)
-        self.lines: list[tuple[T, Settings]] = []
-        self._read_line = read
+        self.lines: list[tuple[Answer, Settings]] = []
         # Only "\n" ends a line: JSON strings may hold the other separators.
         *whole, rest = self._read().split("\n")
         for n, line in enumerate(whole, 1):
@@ -148,7 +172,7 @@ class LinesFile(Generic[T]):
                 self._add(len(whole) + 1, rest)
                 self._append("\n")
             except BadInputError:
-                if not self.lines and not rest.startswith(_BEGINNINGS):
+                if not self.lines and not rest.startswith(_BEGINNING):
                     raise
                 os.truncate(self.path, self.path.stat().st_size - len(rest.encode()))
 
@@ -162,9 +186,9 @@ class LinesFile(Generic[T]):
                     f"--answers file"
                 )
 
-    def append(self, line: Mapping[str, object]) -> None:
-        """Write one measurement."""
-        self._append(json.dumps(line) + "\n")
+    def append(self, answers: Iterable[Answer], settings: Settings) -> None:
+        """Write the answers of one batch."""
+        self._append("".join(json.dumps(each.to_dict(settings)) + "\n" for each in answers))
 
     def _append(self, text: str) -> None:
         with name_in_errors(self.path), self.path.open("a", encoding="utf-8") as file:
@@ -183,7 +207,7 @@ class LinesFile(Generic[T]):
     def _add(self, n: int, line: str) -> None:
         try:
             content = json.loads(line)
-            found, settings = self._read_line(content), dict(content["settings"])
+            found, settings = Answer.from_dict(content), dict(content["settings"])
         except (ValueError, KeyError, TypeError, IndexError):
             raise BadInputError(
                 f"{self.path}, line {n}, is not an answer of this program; give another file"
@@ -192,28 +216,23 @@ class LinesFile(Generic[T]):
 
 
 @contextmanager
-def answers_file(
-    path: str | Path | None, read: Callable[[dict[str, Any]], T]
-) -> Iterator[LinesFile[T] | None]:
+def answers_file(path: str | Path | None) -> Iterator[AnswersFile | None]:
     """Open an answers file that no other run may write meanwhile; None without a path.
 
     Raises BadInputError, naming the file, if another run writes it, or if it cannot be used.
-
-    Args:
-      read: as for `LinesFile`
     """
     if path is None:
         yield None
         return
     with _alone_with(Path(path)):
-        yield LinesFile(path, read)
+        yield AnswersFile(path)
 
 
 _OF_A_DTYPE = {"arithmetic", "bits", "drafts"}
 """Settings that differ between the dtypes of one run; a drafter's digest covers its own dtype."""
 
 
-def matching(file: LinesFile[Answer], dtype: str, settings: Settings) -> list[Answer]:
+def matching(file: AnswersFile, dtype: str, settings: Settings) -> list[Answer]:
     """Return a file's answers of one dtype; raises BadInputError if settings differ.
 
     Answers of other dtypes must share all settings that do not follow from the dtype.

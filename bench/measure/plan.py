@@ -7,13 +7,14 @@ slows them all alike. The method that comes first changes from question to quest
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from redrafter_mlx.bench.measure.answers import Answer
-from redrafter_mlx.bench.measure.methods import Method, Runner
+from redrafter_mlx.bench.measure.answers import Answer, AnswerKey
+from redrafter_mlx.bench.measure.methods import BASELINE, Method
 from redrafter_mlx.bench.measure.packing import Prefixes
 from redrafter_mlx.bench.measure.questions import Question
+from redrafter_mlx.bench.measure.runner import Run, Runner
 from redrafter_mlx.config import AcceptMethod, check_int, check_number
 from redrafter_mlx.errors import BadInputError
 
@@ -69,13 +70,32 @@ def resized(prompt_ids: Sequence[int], length: int) -> list[int]:
 
 
 @dataclass(frozen=True)
+class Case:
+    """One timed run: questions that a method answers at once.
+
+    at:     index of the first question
+    repeat: counted from 0
+    """
+
+    method: Method
+    questions: Sequence[Prepared]
+    at: int
+    repeat: int
+
+    @property
+    def group(self) -> tuple[int | str, ...]:
+        return tuple(question.id for question in self.questions)
+
+
+@dataclass(frozen=True)
 class Plan:
     """What to measure.
 
     repeats: number of answers to each question by each method
-    warmup:  number of untimed answers to the first question by each method
+    warmup:  number of untimed answers to the first questions by each method
     delay:   seconds to rest before each run, for machines that overheat
-    seed:    question i is sampled with seed + i, in every repeat
+    seed:    question i is sampled with seed + i, in every repeat and in every batch
+    prompt_tokens: length that the prompts were brought to; None if they were left unchanged
     """
 
     questions: Sequence[Prepared]
@@ -86,6 +106,7 @@ class Plan:
     warmup: int
     delay: float
     seed: int
+    prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
         check_int("--max-tokens", self.max_tokens, 2, None)
@@ -93,18 +114,54 @@ class Plan:
         check_int("--warmup", self.warmup, 0, None)
         check_number("--delay", self.delay, low=0, high=86_400)
         check_int("--seed", self.seed, 0, None)
+        largest = max((method.batch_size or 1 for method in self.methods), default=1)
+        if largest > len(self.questions):
+            raise BadInputError(
+                f"--batch-size is {largest}, more than the questions that there are to ask at once "
+                f"({len(self.questions)}); give more with --questions or a higher --limit"
+            )
 
     @property
     def size(self) -> int:
         """Number of timed runs."""
-        return self.repeats * len(self.questions) * len(self.methods)
+        return sum(1 for _ in self.order())
 
-    def order(self) -> Iterator[tuple[int, Prepared, Method, int]]:
-        """Yield all timed runs: the question's index, the question, the method, the repeat."""
+    def order(self) -> Iterator[Case]:
+        """Yield all timed runs; the first questions fill up the last batch of each size."""
+        around = [*self.questions, *self.questions]
+        by_size: dict[int | None, list[Method]] = {}
+        for method in self.methods:
+            by_size.setdefault(method.batch_size, []).append(method)
         for repeat in range(self.repeats):
-            for i, prepared in enumerate(self.questions):
-                for method in in_turn(self.methods, repeat + i):
-                    yield i, prepared, method, repeat
+            for size, methods in by_size.items():
+                for turn, at in enumerate(range(0, len(self.questions), size or 1)):
+                    for method in in_turn(methods, repeat + turn):
+                        yield Case(method, around[at : at + (size or 1)], at, repeat)
+
+    def split(self, answers: Iterable[Answer]) -> tuple[list[Answer], list[Case]]:
+        """Split the plan into the answers of finished runs and the runs that are missing.
+
+        Raises BadInputError if a question had another prompt when it was answered.
+        """
+        found = {answer.key: answer for answer in answers}
+        done, missing = list[Answer](), list[Case]()
+        for case in self.order():
+            answered = []
+            for question in case.questions:
+                key = (self.dtype, case.method, self.prompt_tokens, case.group, question.id)
+                if (before := found.get(AnswerKey(*key, case.repeat))) is None:
+                    break
+                if before.prompt_ids != question.prompt_ids:
+                    raise BadInputError(
+                        f"question {question.id} was another one when it was answered; "
+                        f"give another --answers file"
+                    )
+                answered.append(before)
+            if len(answered) == len(case.questions):
+                done += answered
+            else:
+                missing.append(case)
+        return done, missing
 
 
 def in_turn(methods: Sequence[Method], turn: int) -> list[Method]:
@@ -116,36 +173,42 @@ def in_turn(methods: Sequence[Method], turn: int) -> list[Method]:
 def measure(
     plan: Plan,
     runner: Runner,
-    done: Collection[Answer] = (),
+    cases: Sequence[Case] | None = None,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Answer]:
-    """Time the runs that are not in `done`; yields each answer as soon as it is complete.
+) -> Iterator[list[Answer]]:
+    """Time the cases, all of the plan by default; yields the answers of each when it is complete.
 
-    Raises BadInputError if a question in `done` had another prompt.
+    Before, mlx-lm's loop answers each question that a greedy batch is asked.
     """
-    finished = {answer.key: answer for answer in done}
-    todo = []
-    for i, prepared, method, repeat in plan.order():
-        before = finished.get((plan.dtype, method, prepared.id, repeat))
-        if before is None:
-            todo.append((i, prepared, method, repeat))
-        elif before.prompt_ids != prepared.prompt_ids:
-            raise BadInputError(
-                f"question {prepared.id} was another one when it was answered; "
-                f"give another --answers file"
-            )
-    for method in dict.fromkeys(method for *_, method, _ in todo):
+    cases = [*plan.order()] if cases is None else cases
+
+    def run(case: Case) -> list[Run]:
+        prompts, n = [q.prompt_ids for q in case.questions], len(plan.questions)
+        seeds = [plan.seed + (case.at + i) % n for i in range(len(prompts))]
+        return runner.run_if_it_fits(case.method, prompts, plan.max_tokens, seeds)
+
+    batched = [c for c in cases if c.method.batch_size is not None and c.method.temperature == 0]
+    asked = {q.id: q.prompt_ids for case in batched for q in case.questions}
+    alone = {
+        key: runner.run(Method(BASELINE), prompt, plan.max_tokens, plan.seed).token_ids
+        for key, prompt in asked.items()
+    }
+    for method in dict.fromkeys(case.method for case in cases):
         for _ in range(plan.warmup):
-            runner.run(method, plan.questions[0].prompt_ids, plan.max_tokens, plan.seed)
-    for i, prepared, method, repeat in todo:
+            run(Case(method, plan.questions[: method.batch_size or 1], 0, 0))
+    for case in cases:
         if plan.delay:
             sleep(plan.delay)
-        run = runner.run(method, prepared.prompt_ids, plan.max_tokens, plan.seed + i)
-        question = prepared.question
-        yield Answer(
-            prepared.id, question.category, plan.dtype, method, repeat, prepared.prompt_ids, run,
-            time.time(),
-        )  # fmt: skip
+        runs, ended = run(case), time.time()
+        compared = case.method.batch_size is not None and case.method.temperature == 0
+        yield [
+            Answer(
+                q.id, q.question.category, plan.dtype, case.method, case.repeat, q.prompt_ids, run,
+                ended, case.group, plan.prompt_tokens,
+                run.token_ids == alone[q.id] if compared and not run.out_of_memory else None,
+            )
+            for q, run in zip(case.questions, runs, strict=True)
+        ]  # fmt: skip
 
 
 Shape = tuple[int | None, int | None]
@@ -163,6 +226,7 @@ def list_methods(
     draft_tokens: Sequence[int],
     prefixes: Sequence[Prefixes] = ("all",),
     thresholds: Sequence[Thresholds] = ((None, None),),
+    batch_sizes: Sequence[int | None] = (None,),
 ) -> list[Method]:
     """List the baselines, and drafted methods for all combinations of the arguments.
 
@@ -173,6 +237,7 @@ def list_methods(
       shapes:       beam shapes by drafter name; the name is None if there is only one drafter
       accepts:      None for the default: greedy at temperature 0, sample above
       draft_tokens: for mlx-lm's speculative decoding; empty leaves that method out
+      batch_sizes:  each with all methods
     Raises:
       BadInputError: if an acceptance method fits no temperature, or a shape is impossible
     """
@@ -200,4 +265,4 @@ def list_methods(
             raise BadInputError(f"--accept holds {accept!r}; give a --temperature {needs}")
     for method in methods:
         method.options(2, 0)
-    return methods
+    return [replace(method, batch_size=size) for size in batch_sizes for method in methods]

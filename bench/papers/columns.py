@@ -15,7 +15,8 @@ Settings = Mapping[str, object]
 Cells = Callable[[str], str]
 """Returns a row's cell in the column with this heading."""
 
-_HEADINGS = {"temperature": "T", "beam_width": "W", "beam_length": "L"}
+_HEADINGS = {"temperature": "T", "beam_width": "W", "beam_length": "L",
+             "batch_size": "requests"}  # fmt: skip
 
 
 @dataclass(frozen=True)

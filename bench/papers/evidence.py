@@ -6,15 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from redrafter_mlx.bench.analyse.batch_summary import BatchRow
 from redrafter_mlx.bench.analyse.summary import Row
-from redrafter_mlx.bench.measure.answers import Answer
+from redrafter_mlx.bench.measure.answers import Answer, AnswerKey
 from redrafter_mlx.bench.measure.likelihood import Likelihood
-from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.bench.measure.questions import WHOLE
-
-AnswerKey = tuple[str, Method, int | str, int]
-"""Key of an answer: dtype, method, question and repeat."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +28,7 @@ class Evidence:
     answers: Sequence[Answer] = ()
     likelihoods: Mapping[AnswerKey, Likelihood] = field(default_factory=dict)
     draft_costs: Mapping[str, float] = field(default_factory=dict)
-    batches: Sequence[tuple[int | None, BatchRow]] = ()
+    batches: Sequence[tuple[int | None, Row]] = ()
     logs: Mapping[str | None, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     options: Mapping[str | None, Mapping[str, Any]] = field(default_factory=dict)
     sizes: Mapping[str | None, int] = field(default_factory=dict)

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
 from redrafter_mlx.bench.papers.published import Published, Setting, shown
-from redrafter_mlx.bench.show.batch_tables import OUT_OF_MEMORY
-from redrafter_mlx.bench.show.tables import TextTable
+from redrafter_mlx.bench.show.tables import OUT_OF_MEMORY, TextTable
 
 
 @dataclass(frozen=True)

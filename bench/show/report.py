@@ -9,7 +9,6 @@ from rich.text import Text
 
 from redrafter_mlx.bench.analyse.grid import Cell, Grid, grids
 from redrafter_mlx.bench.analyse.result import Result
-from redrafter_mlx.bench.analyse.summary import Row
 from redrafter_mlx.bench.show.tables import TextTable, tables_of
 
 _VIRIDIS = ((68, 59, 33, 94, 253), (1, 82, 145, 201, 231), (84, 139, 140, 98, 37))
@@ -18,7 +17,7 @@ _VIRIDIS = ((68, 59, 33, 94, 253), (1, 82, 145, 201, 231), (84, 139, 140, 98, 37
 _BEST = "★"
 
 
-def rendered(result: Result[Row]) -> list[RenderableType]:
+def rendered(result: Result) -> list[RenderableType]:
     """Draw the tables, with the heatmaps after the first."""
     main, *others = map(rich_table, tables_of(result))
     return [main, *map(heatmap, grids(result.rows, least=2)), *others]

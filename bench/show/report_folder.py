@@ -11,7 +11,6 @@ from pathlib import Path
 from redrafter_mlx.bench.analyse.compare import RESULT
 from redrafter_mlx.bench.analyse.grid import grids
 from redrafter_mlx.bench.analyse.result import Result
-from redrafter_mlx.bench.analyse.summary import Row
 from redrafter_mlx.bench.show.curves import describe_curves, plot_curves
 from redrafter_mlx.bench.show.plot import plot
 from redrafter_mlx.bench.show.tables import header_lines, tables_of
@@ -47,7 +46,7 @@ def check_report(folder: str | Path, answers: str | None = None) -> None:
 
 
 def write_report(
-    folder: str | Path, result: Result[Row], profiles: Mapping[str, CostModel], command: str
+    folder: str | Path, result: Result, profiles: Mapping[str, CostModel], command: str
 ) -> Path:
     """Write the folder and replace an older report's files, and no others.
 
@@ -87,7 +86,7 @@ def _files_in(folder: Path) -> list[Path]:
     return [path for name in _FILES for path in folder.glob(name) if path.is_file()]
 
 
-def _draw(folder: Path, result: Result[Row], profiles: Mapping[str, CostModel]) -> list[str]:
+def _draw(folder: Path, result: Result, profiles: Mapping[str, CostModel]) -> list[str]:
     """Draw the pictures and return their names.
 
     Without matplotlib there are none: the tables have the same figures.
@@ -105,7 +104,7 @@ def _draw(folder: Path, result: Result[Row], profiles: Mapping[str, CostModel]) 
 
 
 def _in_markdown(
-    result: Result[Row], profiles: Mapping[str, CostModel], command: str, pictures: list[str]
+    result: Result, profiles: Mapping[str, CostModel], command: str, pictures: list[str]
 ) -> str:
     machine = result.machine
     parts = [

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from redrafter_mlx.bench.analyse.batch_summary import BatchRow
-from redrafter_mlx.bench.analyse.compare import Change
 from redrafter_mlx.bench.analyse.result import Result
 from redrafter_mlx.bench.analyse.summary import Row
 from redrafter_mlx.bench.measure.methods import BASELINE, Method
 from redrafter_mlx.bench.measure.questions import WHOLE
 from redrafter_mlx.bench.statistics import Spread
 from redrafter_mlx.runtime.words import count
+
+OUT_OF_MEMORY = "OOM"
+"""Cell of a batch that does not fit in memory, as the papers have it."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +33,18 @@ class TextTable:
         return cls(title, tuple(columns) or ("nothing was measured",), rows, note)
 
 
-def tables_of(result: Result[Row]) -> list[TextTable]:
+def tables_of(result: Result) -> list[TextTable]:
     """Return all tables of a result, which are everything but the heatmaps."""
     whole = [r for r in result.rows if r.category == WHOLE]
+    if any(r.method.batch_size is not None for r in whole):
+        return [batch_table(whole)]
     found = [main_table(whole), acceptance_table(whole)]
     if any(r.category != WHOLE for r in result.rows):
         found.append(category_table(result.rows))
     return [table for table in found if table.rows]
 
 
-def header_lines(result: Result[Row] | Result[BatchRow]) -> list[str]:
+def header_lines(result: Result) -> list[str]:
     """Return lines that describe the machine, the versions, the models and the questions."""
     m, p = result.machine, result.protocol
     lines = [
@@ -97,6 +100,33 @@ def main_table(rows: Sequence[Row]) -> TextTable:
     return TextTable.of(title, lines, note)
 
 
+def batch_table(rows: Sequence[Row]) -> TextTable:
+    """Return a table of batch sizes and methods, as in the paper's Table 3."""
+    sampled = any(r.method.temperature > 0 for r in rows)
+    lines = [
+        {
+            "batch": str(r.method.batch_size),
+            "method": label(r),
+            **(drawn(r) if sampled else {}),
+            **shape(r),
+            "tok/s each": OUT_OF_MEMORY if r.out_of_memory else spread(r.tps),
+            "total tok/s": spread(r.total_tps),
+            "over mlx-lm's batch": spread(r.speedup, "x"),
+            "over plain": spread(r.over_plain, "x"),
+            "tokens/step": "" if r.out_of_memory else spread(r.tokens_per_step),
+            "first token": "" if r.out_of_memory else spread(r.first_token, " ms", 1000, 0),
+            "peak": f"{r.peak_memory:.2f} GB",
+            "mlx-lm's tokens": _equality(r),
+        }
+        for r in rows
+    ]
+    note = (
+        "batch: requests at once; first token: when each of them has it and the clock starts; "
+        "over plain: over our own batches without drafts"
+    ) + ("; OOM: does not fit in memory" if any(r.out_of_memory for r in rows) else "")
+    return TextTable.of("Requests at once", lines, note)
+
+
 def acceptance_table(rows: Sequence[Row]) -> TextTable:
     """Return a table of acceptance by draft position, and of the nodes that merging saves.
 
@@ -141,23 +171,6 @@ def category_table(rows: Sequence[Row]) -> TextTable:
     return TextTable.of("By category, the fastest shape", lines)
 
 
-def compare_table(
-    changes: Sequence[Change], before: str, after: str, differing: Sequence[str]
-) -> TextTable:
-    """Return a table of the figures that two results share; the note tells what else differs."""
-    cells = tuple(
-        (_describe(c.row), c.figure, spread(c.before), spread(c.after), spread(c.ratio, "x"),
-         c.verdict)
-        for c in changes
-    )  # fmt: skip
-    columns = ("row", "figure", before, after, "ratio", "verdict")
-    note = "Brackets hold 95% intervals, over questions too: between runs of the same questions, "
-    note += "differences that are smaller than those between questions do not show."
-    if differing:
-        note += f" What else differs: {'; '.join(differing)}."
-    return TextTable(f"{after} over {before}", columns, cells, note)
-
-
 def spread(value: Spread | None, unit: str = "", scale: float = 1.0, digits: int = 2) -> str:
     """Format a figure, such as `31.42 [30.90, 31.80]`; empty for None."""
     if value is None:
@@ -179,13 +192,13 @@ def figures(row: Row) -> dict[str, str]:
     }
 
 
-def shape(row: Row | BatchRow) -> dict[str, str]:
+def shape(row: Row) -> dict[str, str]:
     method = row.method
     sides = {"W": method.beam_width, "L": method.beam_length}
     return {name: beam_side(method, side) for name, side in sides.items()}
 
 
-def drawn(row: Row | BatchRow) -> dict[str, str]:
+def drawn(row: Row) -> dict[str, str]:
     return {"accept": row.method.accept or "", "T": f"{row.method.temperature:g}"}
 
 
@@ -207,7 +220,7 @@ def accepted_at(row: Row, depth: int) -> str:
     return f"{row.acceptance[depth - 1]:.1%}" if depth <= len(row.acceptance) else ""
 
 
-def label(row: Row | BatchRow) -> str:
+def label(row: Row) -> str:
     """Return the method's name, with the settings that distinguish it from others of that name."""
     method = row.method
     if method.draft_tokens is not None:
@@ -220,21 +233,6 @@ def label(row: Row | BatchRow) -> str:
     if method.open_shape and not shape_words(method):
         name += " (automatic)" if method.automatic else " (default shape)"
     return name
-
-
-def _describe(row: Mapping[str, object]) -> str:
-    """Describe a row of a saved result in words."""
-    named = [str(row[key]) for key in ("method", "drafter", "dtype") if row.get(key)]
-    parts = named if row.get("batch_size") is None else [*named, f"batch of {row['batch_size']}"]
-    W, L = row["beam_width"], row["beam_length"]
-    if (W, L) != (None, None):
-        parts.append(" x ".join("auto" if side is None else str(side) for side in (W, L)))
-    if row["temperature"]:
-        parts.append(f"{row['accept'] or ''} T {row['temperature']}".strip())
-    for name in ("prefixes", "epsilon", "delta", "max_nodes", "draft_tokens", "prompt_tokens"):
-        if row.get(name) not in (None, "all"):
-            parts.append(f"{name.replace('_', ' ')} {row[name]}")
-    return ", ".join([*parts, *([str(row["category"])] if row.get("category") else [])])
 
 
 def shape_words(method: Method) -> str:

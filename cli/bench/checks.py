@@ -25,6 +25,8 @@ def check_comparison(options: BenchOptions) -> None:
 def check_measurement(options: BenchOptions) -> None:
     """Raise BadInputError for every mistake that can be found without loading a model."""
     check_drafter_bits(options.drafter_bits, "--drafter-bits")
+    for size in options.batch_sizes:
+        check_int("--batch-size", size, 1, MOST_AT_ONCE)
     options.plan("", options.methods([None]))
     assert options.loadings
     in_turn = options.paper is not None and options.batch_size is not None
@@ -60,9 +62,6 @@ def check_measurement(options: BenchOptions) -> None:
             )
     if options.batch_size is None:
         return
-    for size in options.batch_sizes:
-        check_int("--batch-size", size, 1, MOST_AT_ONCE)
-    options.batch_plan(options.methods([None]), None)
     for name in ("draft_model", "plot", "report", "delay", "warmup"):
         if getattr(options, name) != getattr(BenchOptions, name):
             raise BadInputError(f"--batch-size has no use for {option_name(name)}; leave it out")

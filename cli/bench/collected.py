@@ -10,12 +10,13 @@ from typing import Any
 
 from mlx_lm.utils import get_total_parameters
 
-from redrafter_mlx.bench.analyse.summary import Row
-from redrafter_mlx.bench.measure.answers import Answer
+from redrafter_mlx.bench.analyse.result import Result
+from redrafter_mlx.bench.measure.answers import Answer, AnswerKey
 from redrafter_mlx.bench.measure.likelihood import Likelihood, likelihood
-from redrafter_mlx.bench.measure.methods import Method, Runner
+from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.bench.measure.plan import Plan
-from redrafter_mlx.bench.papers.evidence import AnswerKey, Evidence
+from redrafter_mlx.bench.measure.runner import Runner
+from redrafter_mlx.bench.papers.evidence import Evidence
 from redrafter_mlx.bench.papers.protocols import Inspects
 from redrafter_mlx.bench.statistics import Percentiles
 from redrafter_mlx.cli.bench.session import measure_machine
@@ -68,10 +69,12 @@ class Collected:
             level = costs.drafting(1, drafts + 1) / drafts
             self.draft_costs[answers[0].dtype] = level / costs.verify(1, costs.short_context)
 
-    def evidence(self, rows: Sequence[Row], answers: Sequence[Answer]) -> Evidence:
-        """Return the evidence for a table of these rows."""
+    def evidence(self, results: Sequence[Result], answers: Sequence[Answer]) -> Evidence:
+        """Return the evidence for a table of these results."""
+        by_length = [(each.protocol.prompt_tokens, row) for each in results for row in each.rows]
         return Evidence(
-            rows=rows, answers=answers, likelihoods=self.likelihoods, draft_costs=self.draft_costs,
+            rows=[row for _, row in by_length], batches=by_length, answers=answers,
+            likelihoods=self.likelihoods, draft_costs=self.draft_costs,
             logs={name: read_metrics(folder) for name, folder in self.folders.items()},
             options=training_options(self.folders), sizes=self.sizes,
         )  # fmt: skip

@@ -29,7 +29,6 @@ from redrafter_mlx.drafting.names import AUTO
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
-    from redrafter_mlx.bench.measure.batches import BatchPlan
     from redrafter_mlx.bench.measure.methods import Method
     from redrafter_mlx.bench.measure.plan import Conversation, Plan, Prepared, Thresholds
     from redrafter_mlx.engine.engine import Redrafter
@@ -205,14 +204,21 @@ class BenchOptions:
             self._draft_tokens(),
             _choices("--prefixes", self.prefixes, Prefixes),
             self._thresholds(accepts),
+            self.batch_sizes or [None],
         )
 
-    def plan(self, dtype: str, methods: Sequence[Method], loaded: Redrafter | None = None) -> Plan:
-        """Return the plan for one loading; without a model its prompts are empty."""
+    def plan(
+        self,
+        dtype: str,
+        methods: Sequence[Method],
+        length: int | None = None,
+        loaded: Redrafter | None = None,
+    ) -> Plan:
+        """Return the plan for one loading and one length of prompts, see `prepared`."""
         from redrafter_mlx.bench.measure.plan import Plan
 
         return Plan(
-            questions=self.prepared(loaded, self.prompt_lengths[0]),
+            questions=self.prepared(loaded, length),
             methods=methods,
             dtype=dtype,
             max_tokens=self.max_tokens,
@@ -220,26 +226,17 @@ class BenchOptions:
             warmup=self.warmup,
             delay=self.delay,
             seed=self.seed,
+            prompt_tokens=length,
         )
-
-    def batch_plan(
-        self, methods: Sequence[Method], length: int | None, loaded: Redrafter | None = None
-    ) -> BatchPlan:
-        """Return the plan of `--batch-size` for prompts of `length` tokens, see `prepared`."""
-        from redrafter_mlx.bench.measure.batches import BatchPlan
-
-        return BatchPlan(
-            self.prepared(loaded, length), methods, self.batch_sizes, self.max_tokens,
-            self.repeats, self.seed,
-        )  # fmt: skip
 
     def prepared(self, loaded: Redrafter | None, length: int | None) -> list[Prepared]:
         """Return the questions with their encoded prompts, which are empty without a model.
 
         length: number of tokens to which every prompt is repeated or cut; None leaves it unchanged
         """
-        from redrafter_mlx.bench.measure.methods import BASELINE, Method, Runner
+        from redrafter_mlx.bench.measure.methods import BASELINE, Method
         from redrafter_mlx.bench.measure.plan import prepared_turns, resized
+        from redrafter_mlx.bench.measure.runner import Runner
         from redrafter_mlx.cli.progress import describe_count, progress_bars
 
         def encode(messages: Conversation) -> list[int]:

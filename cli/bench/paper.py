@@ -8,13 +8,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from redrafter_mlx.bench.analyse.batch_summary import BatchRow
 from redrafter_mlx.bench.analyse.result import Result
-from redrafter_mlx.bench.analyse.summary import Row
 from redrafter_mlx.bench.papers.evidence import Evidence
 from redrafter_mlx.bench.papers.protocols import PaperProtocol, find_protocol
 from redrafter_mlx.bench.papers.report import Difference, PaperResult, differences
-from redrafter_mlx.cli.bench.batches import run_batches
 from redrafter_mlx.cli.bench.checks import check_measurement
 from redrafter_mlx.cli.bench.collected import Collected, training_options
 from redrafter_mlx.cli.bench.options import BenchOptions
@@ -39,7 +36,7 @@ class PaperRun(NamedTuple):
     """A table, the results that it was computed from, and the exit status."""
 
     paper: PaperResult
-    results: Sequence[Result[Row] | Result[BatchRow]]
+    results: Sequence[Result]
     status: int
 
 
@@ -53,13 +50,6 @@ def run_paper(asked: BenchOptions, given: Collection[str]) -> PaperRun:
     if protocol.measures in ("logs", "nothing"):
         return _unmeasured(protocol, options)
     changed = _changed(protocol, options, given)
-    if protocol.measures == "batches":
-        check_measurement(options)
-        by_length, status = run_batches(options)
-        evidence = Evidence(batches=[(n, row) for n, batch in by_length for row in batch.rows])
-        batches = [batch for _, batch in by_length]
-        paper = _paper(protocol, evidence, batches[0], changed)
-        return PaperRun(paper, batches, status)
     if options.plot is not None and len(options.widths) * len(options.lengths) < 2:
         raise BadInputError(f"--paper {protocol.name} has one beam shape; leave out --plot")
     check_measurement(options)
@@ -71,9 +61,9 @@ def run_paper(asked: BenchOptions, given: Collection[str]) -> PaperRun:
         )
     merged = protocol.inspects == "packed sizes" and options.max_nodes is None
     seen = Collected(protocol.inspects, choose_capacity=merged)
-    result, status, answers = run_session(options, seen.inspect, seen.prepare)
-    evidence = seen.evidence(result.rows, answers)
-    return PaperRun(_paper(protocol, evidence, result, changed), [result], status)
+    results, status, answers = run_session(options, seen.inspect, seen.prepare)
+    evidence = seen.evidence(results, answers)
+    return PaperRun(_paper(protocol, evidence, results[0], changed), results, status)
 
 
 def fill(protocol: PaperProtocol, asked: BenchOptions, given: Collection[str]) -> BenchOptions:
@@ -165,7 +155,7 @@ def _unmeasured(protocol: PaperProtocol, options: BenchOptions) -> PaperRun:
 def _paper(
     protocol: PaperProtocol,
     evidence: Evidence,
-    result: Result[Row] | Result[BatchRow],
+    result: Result,
     changed: Sequence[Difference],
 ) -> PaperResult:
     measured, published = result.protocol, protocol.published

@@ -12,15 +12,13 @@ from rich.console import RenderableType
 
 from redrafter_mlx.bench.analyse.compare import compare, differing, read_result
 from redrafter_mlx.bench.analyse.grid import grids
-from redrafter_mlx.bench.analyse.summary import Row
 from redrafter_mlx.bench.measure.answers import Answer
 from redrafter_mlx.bench.papers.published import CHIPS, authors_grid
-from redrafter_mlx.bench.show.batch_tables import batch_table
+from redrafter_mlx.bench.show.comparison import compare_table
 from redrafter_mlx.bench.show.plot import plot
 from redrafter_mlx.bench.show.report import heatmap, rendered, rich_table
 from redrafter_mlx.bench.show.report_folder import write_report
-from redrafter_mlx.bench.show.tables import compare_table, header_lines
-from redrafter_mlx.cli.bench.batches import run_batches
+from redrafter_mlx.bench.show.tables import header_lines
 from redrafter_mlx.cli.bench.checks import check_comparison, check_measurement
 from redrafter_mlx.cli.bench.options import BenchOptions
 from redrafter_mlx.cli.bench.paper import run_paper
@@ -48,16 +46,11 @@ def run(options: BenchOptions, given: Set[str]) -> int:
             raise BadInputError("--paper has no use for --report; leave it out")
         return _repeat_paper(options, given)
     check_measurement(options)
-    if options.batch_size is not None:
-        ((_, found),), status = run_batches(options)
-        table = rich_table(batch_table(found.rows))
-        _print(options, found.to_dict(), header_lines(found), [table], found.notes)
-        return status
     return _answer_questions(options, given)
 
 
 def _answer_questions(options: BenchOptions, given: Set[str]) -> int:
-    """Measure answers to the questions one by one, with `--report` and `--plot`."""
+    """Measure answers to the questions, with `--report` and `--plot`."""
     profiles: dict[str, CostModel] = {}
 
     def profile(drafters: Mapping[str | None, Redrafter], answers: Sequence[Answer]) -> None:
@@ -67,7 +60,7 @@ def _answer_questions(options: BenchOptions, given: Set[str]) -> int:
                 label = " ".join(filter(None, (*dtypes, name or redrafter.drafting)))
                 profiles[label] = redrafter.tuning.costs
 
-    result, status, _ = run_session(options, profile)
+    (result,), status, _ = run_session(options, profile)
     _print(options, result.to_dict(), header_lines(result), rendered(result), result.notes)
     if options.report is not None:
         folder = write_report(options.report, result, profiles, _spelled(options, given))
@@ -96,7 +89,7 @@ def _spelled(options: BenchOptions, given: Set[str]) -> str:
 def _repeat_paper(options: BenchOptions, given: Set[str]) -> int:
     """Run `--paper`, print its result, draw the picture of `--plot`, and return the exit status."""
     run = run_paper(options, given)
-    rows = [row for result in run.results for row in result.rows if isinstance(row, Row)]
+    rows = [row for result in run.results for row in result.rows]
     maps, shown = [*grids(rows, least=2)], [*map(rich_table, run.paper.tables)]
     if run.paper.name == "table2":
         maps += [authors_grid(chip, "float16") for chip in CHIPS]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,11 +11,18 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.bench.analyse.result import Protocol, Result, judge
-from redrafter_mlx.bench.analyse.summary import Row, of_whole_rounds, summarise
-from redrafter_mlx.bench.measure.answers import Answer, LinesFile, Settings, answers_file, matching
+from redrafter_mlx.bench.analyse.summary import of_whole_rounds, summarise
+from redrafter_mlx.bench.measure.answers import (
+    Answer,
+    AnswersFile,
+    Settings,
+    answers_file,
+    matching,
+)
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
-from redrafter_mlx.bench.measure.methods import Runner, check_draft_model
+from redrafter_mlx.bench.measure.methods import BASELINE, Method
 from redrafter_mlx.bench.measure.plan import Plan, measure
+from redrafter_mlx.bench.measure.runner import Runner, check_draft_model
 from redrafter_mlx.bench.show.tables import shape_words
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.bench.options import BenchOptions, Loading
@@ -42,9 +48,9 @@ _TRIALS = 15
 
 
 class Outcome(NamedTuple):
-    """A result, its exit status, and the answers that it was computed from."""
+    """A result for each length of prompts, the exit status, and all answers."""
 
-    result: Result[Row]
+    results: Sequence[Result]
     status: int
     answers: Sequence[Answer]
 
@@ -65,13 +71,13 @@ def run_session(
     """
     if launched_rank():
         load_drafters(options, options.loadings[0])  # never returns: only rank 0 writes the file
-    with answers_file(options.answers, Answer.from_dict) as file:
+    with answers_file(options.answers) as file:
         return _run(options, file, inspect, prepare)
 
 
 def _run(
     options: BenchOptions,
-    file: LinesFile[Answer] | None,
+    file: AnswersFile | None,
     inspect: Inspect | None,
     prepare: Prepare | None,
 ) -> Outcome:
@@ -79,6 +85,7 @@ def _run(
     models: list[LoadedModel] = []
     notes: list[str] = []
     answers: list[Answer] = []
+    planned: dict[str, Sequence[Method]] = {}
     status = 0
     try:
         for loading in options.loadings:
@@ -86,8 +93,9 @@ def _run(
             here = [LoadedModel.of(r, loading.label, name) for name, r in drafters.items()]
             models += here
             notes += drafter_notes(loading, drafters)
-            before = len(answers)
-            notes += _measure(options, drafters, file, machine, here, answers, prepare, busy)
+            before, plans = len(answers), plans_of(options, loading, drafters, prepare)
+            planned[loading.label] = plans[0].methods
+            notes += _measure(options, plans, drafters, file, machine, here, answers, busy)
             if inspect is not None:
                 inspect(drafters, answers[before:])
             notes += filter(None, [exchange_note(next(iter(drafters.values())))])
@@ -95,17 +103,22 @@ def _run(
     except (KeyboardInterrupt, RedrafterError) as end:
         if not answers:
             raise
-        answers = of_whole_rounds(answers)
+        answers = of_whole_rounds(answers, planned) or answers
         asked = len({(answer.dtype, answer.question_id) for answer in answers})
         status = INTERRUPTED if isinstance(end, KeyboardInterrupt) else 1
-        notes.append(end_note(end, options, asked))
-    rows = summarise(answers)
-    verdict = judge(rows, models)
-    protocol = protocol_of(options, options.prompt_lengths[0])
-    notes += [*verdict.notes, *busy.notes()]
-    interrupted = status == INTERRUPTED
-    result = Result(machine, tuple(models), protocol, tuple(rows), interrupted, tuple(notes))
-    return Outcome(result, status or int(verdict.failed), answers)
+        notes.append(end_note(end, options, None if options.batch_sizes else asked))
+    baseline = "mlx-lm BatchGenerator" if options.batch_sizes else BASELINE
+    results, failed = [], False
+    for length in options.prompt_lengths:
+        if rows := summarise([a for a in answers if a.prompt_tokens == length]):
+            verdict = judge(rows, models)
+            failed |= verdict.failed
+            shown = (*notes, *verdict.notes, *busy.notes())
+            results.append(
+                Result(machine, tuple(models), protocol_of(options, length), tuple(rows),
+                       status == INTERRUPTED, shown, baseline)
+            )  # fmt: skip
+    return Outcome(results, status or int(failed), answers)
 
 
 def protocol_of(options: BenchOptions, prompt_tokens: int | None) -> Protocol:
@@ -168,14 +181,28 @@ def load_drafters(options: BenchOptions, loading: Loading) -> dict[str | None, R
     return {None: next(iter(found.values()))} if len(found) == 1 else found
 
 
+def plans_of(
+    options: BenchOptions,
+    loading: Loading,
+    drafters: Mapping[str | None, Redrafter],
+    prepare: Prepare | None,
+) -> list[Plan]:
+    """Return one loading's plan for each length of prompts."""
+    first, runner = next(iter(drafters.values())), Runner(drafters)
+    methods = options.methods([name for name, r in drafters.items() if r.drafting is not None])
+    runner.check(methods, options.max_tokens)
+    plans = [options.plan(loading.label, methods, n, first) for n in options.prompt_lengths]
+    return plans if prepare is None else [prepare(drafters, plan, runner) for plan in plans]
+
+
 def _measure(
     options: BenchOptions,
+    plans: Sequence[Plan],
     drafters: Mapping[str | None, Redrafter],
-    file: LinesFile[Answer] | None,
+    file: AnswersFile | None,
     machine: Machine,
     models: Sequence[LoadedModel],
     answers: list[Answer],
-    prepare: Prepare | None,
     busy: BusyMachine,
 ) -> list[str]:
     """Append one loading's answers: first those of the file, then the missing ones, measured.
@@ -183,50 +210,49 @@ def _measure(
     Returns a note if methods are compared that answered in different runs of this program.
     """
     first, dtype = next(iter(drafters.values())), models[0].dtype
-    methods = options.methods([name for name, r in drafters.items() if r.drafting is not None])
-    profiled = {m.drafter for m in methods if m.automatic and options.warmup}
-    if options.report:
-        profiled = {*drafters}
-    for name in profiled:
-        measure_machine(drafters[name])
-    plan = options.plan(dtype, methods, first)
     draft = _load_draft_model(options, first)
     runner = Runner(drafters, None if draft is None else draft.model)
-    runner.check(methods, options.max_tokens)
-    if prepare is not None:
-        plan = prepare(drafters, plan, runner)
     settings = settings_of(options, machine, models, draft)
-    wanted = {(m, p.question.id, r) for _, p, m, r in plan.order()}
-    before = [a for a in (matching(file, dtype, settings) if file else ()) if a.key[1:] in wanted]
+    stored = matching(file, dtype, settings) if file else []
+    parts = [plan.split(stored) for plan in plans]
+    before = [answer for done, _ in parts for answer in done]
     answers += before
-    began, latest = time.monotonic(), ""
+    cases = [case for _, missing in parts for case in missing]
+    for name in {c.method.drafter for c in cases if c.method.automatic and options.warmup}:
+        measure_machine(drafters[name])
+    for name in drafters if options.report else ():
+        measure_machine(drafters[name])
+    total, done = sum(plan.size for plan in plans), sum(plan.size for plan in plans) - len(cases)
+    began, resumed, latest = time.monotonic(), done, ""
 
     def describe(done: int, total: int) -> str:
         """Return such as `37 of 960 · 12 min left · redrafter 2 x 4: 31.4 tok/s`."""
-        if done <= len(before):
+        if done <= resumed:
             return describe_count(done, total)
-        left = (time.monotonic() - began) / (done - len(before)) * (total - done)
+        left = (time.monotonic() - began) / (done - resumed) * (total - done)
         rest = f"{left / 60:.0f} min left" if left >= 60 else f"{left:.0f} s left"
         return f"{describe_count(done, total)} · {rest}{latest}"
 
     activity = f"measuring {models[0].model}, {dtype}"
     with progress_bars(activity, describe) as progress, busy.watched():
-        for done, answer in enumerate(measure(plan, runner, before, busy.rest), len(before) + 1):
-            answers.append(answer)
-            if file is not None:
-                file.append(answer.to_dict(settings))
-            run, method = answer.run, answer.method
-            if run.decode_seconds > 0:
-                speed = sum(run.accept_lengths) / run.decode_seconds
-                name = f"{method.name} {shape_words(method)}".strip()
-                latest = f" · {name}: {speed:.1f} tok/s"
-            progress("answers", done, plan.size)
-    stored = Counter((answer.question_id, answer.repeat) for answer in before)
-    mixed = [number for number in stored.values() if number < len(methods)]
-    if len(mixed) <= 1:  # an interruption leaves one round unfinished
+        for plan, (_, missing) in zip(plans, parts, strict=True):
+            for new in measure(plan, runner, missing, busy.rest):
+                answers += new
+                if file is not None:
+                    file.append(new, settings)
+                method, took = new[0].method, sum(a.run.decode_seconds for a in new)
+                if took > 0:
+                    name = f"{method.name} {shape_words(method)}".strip()
+                    speed = sum(a.run.timed_tokens for a in new) / took
+                    latest = f" · {name}: {speed:.1f} tok/s"
+                done += 1
+                progress("answers", done, total)
+    whole = of_whole_rounds(before, {dtype: plans[0].methods})
+    mixed = len({answer.round for answer in before} - {answer.round for answer in whole})
+    if mixed <= 1:  # an interruption leaves one round unfinished
         return []
     return [
-        f"{dtype}: to {len(mixed)} questions, methods answered in different runs of this program: "
+        f"{dtype}: to {mixed} questions, methods answered in different runs of this program: "
         f"speedups between those compare the machine at different moments"
     ]
 
