@@ -64,6 +64,39 @@ def with_fused_experts(tensors: Tensors) -> Tensors:
     return out
 
 
+def as_deepseeks(tensors: Tensors, prefix: str = "") -> Tensors:
+    """Return the tensors in the layout of DeepSeek-V3, experts one by one, as a model's layer.
+
+    Without a prefix they are as mlx-vlm splits them off. Copies of the embedding and the output
+    layer are among them.
+    """
+    names = {
+        "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj",
+        "norm": "shared_head.norm" if prefix else "shared_head_norm",
+    }  # fmt: skip
+    out = {}
+    for name, array in (with_single_experts(tensors) if prefix else tensors).items():
+        part, _, rest = name.partition(".")
+        if part in names:
+            out[f"{prefix or 'model.'}{names[part]}.{rest}"] = array
+        else:
+            own = name.removeprefix("layers.0.")
+            out[f"{prefix}{own}" if prefix else f"model.mtp_block.{own}"] = array
+    copies = ("embed_tokens", "shared_head.head") if prefix else ("model.embed_tokens", "lm_head")
+    return out | {f"{prefix}{name}.weight": mx.zeros((258, 32)) for name in copies}
+
+
+def with_joined_heads(tensors: Tensors) -> Tensors:
+    """Return the tensors of latent attention with one projection, as DeepSeek-V3 stores them."""
+    out, attention = dict(tensors), "layers.0.self_attn."
+    keys = out.pop(f"{attention}embed_q.weight", None)
+    if keys is not None:
+        values = out.pop(f"{attention}unembed_out.weight")
+        both = mx.concatenate([keys.swapaxes(-1, -2), values], axis=1)
+        out[f"{attention}kv_b_proj.weight"] = both.reshape(-1, both.shape[-1])
+    return out
+
+
 def quantised(tensors: Tensors, bits: int = 8, group: int = 32) -> Tensors:
     """Return the tensors with quantised matrices, as mlx-lm stores them."""
     out = {}

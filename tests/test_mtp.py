@@ -14,12 +14,15 @@ import numpy as np
 import pytest
 from hybrids import hybrid_model
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import KVCache
 from mtp_samples import (
     Reference,
     Tensors,
+    as_deepseeks,
     quantised,
     random_head,
     with_fused_experts,
+    with_joined_heads,
     with_single_experts,
     without_ones,
     write_head,
@@ -31,7 +34,7 @@ from test_eagle import seen
 from test_grammar import PERSON, grammars
 from test_weights_resolve import FakeHub
 from test_weights_resolve import hub as hub
-from tiny import HIDDEN, byte_tokenizer, plain_tokens
+from tiny import HIDDEN, byte_tokenizer, plain_tokens, random_model
 
 import redrafter_mlx
 from redrafter_mlx.cli import main
@@ -40,7 +43,7 @@ from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.drafter_files import parameters_of
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Seen
-from redrafter_mlx.drafting.published.mtp import MtpDrafter
+from redrafter_mlx.drafting.published.mtp import MtpDrafter, layer_like
 from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.files.tensors import StoredTensors
@@ -49,7 +52,21 @@ VOCAB = 258
 SHAPES = [BeamShape(1, 2), BeamShape(1, 4), BeamShape(3, 4), BeamShape(4, 5, 9)]
 
 
+DEEPSEEKS: dict[str, object] = {
+    "kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+    "v_head_dim": 8, "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "first_k_dense_replace": 1, "num_key_value_heads": 4,
+    "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0, "norm_topk_prob": True,
+    "attention_bias": False, "partial_rotary_factor": 0.5, "num_hidden_layers": 3, "head_dim": 8,
+    "moe_layer_freq": 1, "use_qk_norm": True, "rope_scaling": None, "tie_word_embeddings": False,
+    "topk_method": "noaux_tc", "scoring_func": "sigmoid",
+}  # fmt: skip
+DEEPSEEK_LIKE = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")
+
+
 def target_model(name: str = "qwen3_5") -> nn.Module:
+    if name in DEEPSEEK_LIKE:
+        return random_model(name, vocab_size=VOCAB, **DEEPSEEKS)
     return hybrid_model(name, vocab_size=VOCAB)
 
 
@@ -102,12 +119,16 @@ def test_logits_of_three_levels_equal_the_equations(model: nn.Module, tmp_path: 
         *(("qwen3_5", shape) for shape in SHAPES),
         ("qwen3_5_moe", SHAPES[-1]),
         ("qwen3_next", SHAPES[-1]),
+        *((name, SHAPES[-1]) for name in DEEPSEEK_LIKE),
     ],
     ids=str,
 )
 def test_tokens_equal_autoregression(name: str, shape: BeamShape, tmp_path: Path) -> None:
     model = target_model(name)
-    decoder = decoder_of(write_head(tmp_path / "d", random_head(model)), model, shape)
+    tensors = random_head(model)
+    if name in DEEPSEEK_LIKE:
+        tensors = as_deepseeks(tensors)
+    decoder = decoder_of(write_head(tmp_path / "d", tensors), model, shape)
     said, _, _ = run(decoder, 30)
     assert said == plain_tokens(model, PROMPT, 30)
 
@@ -171,6 +192,55 @@ def test_every_packaging_is_the_same_head(packaging: str, tmp_path: Path) -> Non
         for name, array in tensors.items():
             close = 0.01 if "quantised" in packaging and array.ndim > 1 else 1e-6
             np.testing.assert_allclose(found[name], array, atol=close)
+
+
+@pytest.mark.parametrize("name", DEEPSEEK_LIKE)
+def test_heads_in_the_layout_of_deepseek_draft_what_their_equations_say(
+    name: str, tmp_path: Path
+) -> None:
+    """By mlx-lm's own layer along one path; as a layer of the model, and split off."""
+    model = target_model(name)
+    tensors, target = random_head(model), Target(model)
+    stored = {"model.layers.2.mlp.gate.weight": mx.zeros((4, HIDDEN))}  # of the model itself
+    stored |= as_deepseeks(with_joined_heads(tensors), "model.layers.3.")
+    folders = {write_head(tmp_path / "in", stored): True}
+    folders[write_head(tmp_path / "off", as_deepseeks(tensors))] = False
+    rng = np.random.default_rng(1)
+    tokens, hidden = rng.integers(0, VOCAB, 9).tolist(), rng.normal(size=(8, HIDDEN))
+    want = logits_of_deepseeks(model, tensors, tokens, mx.array(hidden, mx.float32), [5, 60])
+    for folder, in_model in folders.items():
+        drafter = DrafterFolder(folder, in_model=in_model).bind(target, byte_tokenizer())
+        assert isinstance(drafter, MtpDrafter)
+        memory = drafter.extend(drafter.empty(1), seen(tokens, hidden, 0, 5, 6))
+        levels = drafter.levels(memory, seen(tokens, hidden, 5, 3, 4), 3)
+        found = [levels.first()]
+        found += [levels.following(mx.array([[0]]), mx.array([[token]])) for token in (5, 60)]
+        got = mx.concatenate(found, axis=1)[0]
+        np.testing.assert_allclose(got, want, atol=1e-4 * np.std(want))
+
+
+def logits_of_deepseeks(
+    model: nn.Module, tensors: Tensors, tokens: list[int], hidden: mx.array, drafts: list[int]
+) -> np.ndarray:
+    """Return logits [1 + drafts, V]: what is fed back has not been through the last norm."""
+    layer = layer_like(Target(model))
+    own = {n.removeprefix("layers.0."): a for n, a in tensors.items() if n.startswith("layers.")}
+    layer.load_weights(list(own.items()))
+    cache = KVCache()
+
+    def norm(x: mx.array, name: str) -> mx.array:
+        return mx.fast.rms_norm(x, tensors[f"{name}.weight"], layer.input_layernorm.eps)
+
+    def row(token: int, h: mx.array) -> mx.array:
+        embedded = norm(model.model.embed_tokens(mx.array([[token]])), "pre_fc_norm_embedding")
+        joined = mx.concatenate([embedded, norm(h, "pre_fc_norm_hidden")], axis=-1)
+        out: mx.array = layer(joined @ tensors["fc.weight"].T, None, cache)
+        return out
+
+    outputs = [row(token, h[None, None]) for token, h in zip(tokens[1:], hidden, strict=True)][-1:]
+    for token in drafts:
+        outputs.append(row(token, outputs[-1]))
+    return np.array(model.lm_head(norm(mx.concatenate(outputs, axis=1), "norm"))[0])
 
 
 def test_what_no_file_states_are_readings(model: nn.Module, tmp_path: Path) -> None:

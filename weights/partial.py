@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,17 +9,23 @@ from huggingface_hub import constants
 
 from redrafter_mlx.errors import DamagedFileError, DownloadError, ModelNotFoundError
 from redrafter_mlx.weights import Progress, hub, log_progress
-from redrafter_mlx.weights.files.names import MODEL_WEIGHTS, shard_names, weight_files, weight_names
+from redrafter_mlx.weights.files.names import (
+    MODEL_WEIGHTS,
+    Needed,
+    shard_names,
+    weight_files,
+    weight_names,
+)
 
 
 def resolve_part(
-    name: str, of: re.Pattern[str], *, offline: bool = False, progress: Progress | None = None
+    name: str, of: Needed, *, offline: bool = False, progress: Progress | None = None
 ) -> Path:
     """Return the folder of a model, of whose weights only the files with some tensors are needed.
 
     Args:
       name: a folder, or a Hub repository that is fetched if these files are missing here
-      of:   what the tensors' names begin with
+      of:   the tensors that are needed
     Raises:
       ModelNotFoundError: there is no such folder or repository, or it holds no such tensors
       DownloadError: the files are missing here and cannot be fetched
@@ -39,14 +44,14 @@ def resolve_part(
     return _download(hub.list_repo(*repo), of, progress or log_progress())
 
 
-def _complete(folder: Path, of: re.Pattern[str]) -> bool:
+def _complete(folder: Path, of: Needed) -> bool:
     try:
         return bool(weight_files(folder, of))
     except (DamagedFileError, OSError):
         return False
 
 
-def _download(listing: hub.Listing, of: re.Pattern[str], progress: Progress) -> Path:
+def _download(listing: hub.Listing, of: Needed, progress: Progress) -> Path:
     """Download the files into the Hub's cache; the revision's name moves to them at the end."""
     at_commit = replace(listing, revision=listing.commit)
     wanted = weight_names([name for name in listing.sizes if "/" not in name])
@@ -55,7 +60,7 @@ def _download(listing: hub.Listing, of: re.Pattern[str], progress: Progress) -> 
     if wanted[0].endswith(".json"):
         wanted = shard_names(hub.download_file(at_commit, wanted[0], progress), of)
     if not wanted or not listing.sizes.keys() >= {*wanted}:
-        raise ModelNotFoundError(f"{listing.repo} holds no file with tensors {of.pattern}")
+        raise ModelNotFoundError(f"{listing.repo} holds none of the tensors that are needed")
     missing = [n for n in wanted if hub.cached_file(listing.repo, listing.commit, n) is None]
     hub.check_room(sum(listing.sizes[name] for name in missing))
     for name in wanted:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -28,7 +27,7 @@ from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError
 from redrafter_mlx.runtime.atomic_write import flush_to_disk, name_in_errors
 from redrafter_mlx.runtime.device import dtype_name
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.weights.files.names import WEIGHTS
+from redrafter_mlx.weights.files.names import WEIGHTS, Needed
 from redrafter_mlx.weights.files.tensors import StoredTensors, open_tensors
 from redrafter_mlx.weights.precision import no_layer_fits, quantize_layers
 
@@ -113,11 +112,11 @@ def open_files(
     folder: str | Path,
     bits: int | None = None,
     asked: bool = True,
-    of: re.Pattern[str] | None = None,
+    of: Needed | None = None,
 ) -> DrafterFiles:
     """Open a drafter's folder: its configuration and the headers of its weight files.
 
-    of: only of the files with tensors whose names begin like this
+    of: only of the files with the tensors that it needs
     """
     config = read_drafter_config(folder)
     return DrafterFiles(Path(folder), config, open_tensors(Path(folder), of), bits, asked)

@@ -24,7 +24,7 @@ from redrafter_mlx.drafting.published.eagle import EAGLE, EAGLE3
 from redrafter_mlx.drafting.published.medusa import MEDUSA
 from redrafter_mlx.drafting.published.mlp_speculator import MLP_SPECULATOR
 from redrafter_mlx.drafting.published.mtp import MTP
-from redrafter_mlx.drafting.recognition import MTP_PREFIX, form_of
+from redrafter_mlx.drafting.recognition import form_of, of_mtp_head
 from redrafter_mlx.drafting.recurrent import RECURRENT
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.source import TargetSource
@@ -77,7 +77,7 @@ class DrafterFolder:
         return self._load(self._open(), target)
 
     def _open(self) -> DrafterFiles:
-        of = MTP_PREFIX if self.in_model else None
+        of = of_mtp_head if self.in_model else None
         return open_files(self.path, self.bits, self.asked, of)
 
     def _load(self, files: DrafterFiles, target: Target) -> LevelDrafter:

@@ -32,8 +32,24 @@ IN_MEDUSA_MODEL = re.compile(r"^medusa_heads?\.")
 SPECULATOR_PREFIX = "speculator."
 """Prefix of an MLP speculator's tensors in files for transformers."""
 
-MTP_PREFIX = re.compile(r"^(language_model\.)?(model\.)?mtp\.")
-"""Prefix of an MTP head's tensors in the files of the model that it belongs to."""
+_MTP_PREFIX = r"(language_model\.)?(model\.)?mtp\."
+_IN_MODEL = re.compile(rf"{_MTP_PREFIX}|model\.layers\.\d+\.(?=eh_proj\.)")
+"""Prefix of an MTP head's tensors in the files of the model that it belongs to.
+
+In DeepSeek-V3's layout it is a further layer of the model."""
+
+_QWENS = {
+    "enorm.": "pre_fc_norm_embedding.",
+    "hnorm.": "pre_fc_norm_hidden.",
+    "eh_proj.": "fc.",
+    "shared_head.norm.": "norm.",
+    "shared_head_norm.": "norm.",
+    "mtp_block.": "layers.0.",
+    "": "layers.0.",
+}
+"""Names in DeepSeek-V3's layout, and those of Qwen; mlx-vlm's files have `mtp_block`."""
+
+_COPIES = ("embed_tokens.", "shared_head.head.", "lm_head.", "self_attn.rotary_emb.")
 
 OF_SPECULATORS = "speculators_model_type"
 """Key of config.json that names the form in files of vLLM's `speculators`."""
@@ -98,6 +114,8 @@ SIGNATURES = (
         lacks=(r"(.*\.)?embed_tokens\.(weight|scales)",),
         quantised=True,
     ),
+    # The layout of DeepSeek-V3, split off; in a whole model's files, the names have a prefix.
+    Signature(MTP, (r"hnorm\.weight", r"eh_proj\.(weight|scales)"), quantised=True),
     Signature("Hydra", (r"hydra.*",), keys=("hydra_num_heads",), supported=False),
     Signature("P-EAGLE", ("mask_hidden",), keys=("ptd_token_id",), named="peagle", supported=False),
     # Only a decoder layer and a norm, which continue from one of the target's first layers.
@@ -204,26 +222,49 @@ def eagle_name(name: str) -> str:
     return f"layers.0.{name.removeprefix('midlayer.')}" if name.startswith("midlayer.") else name
 
 
-def mtp_names(names: Names) -> dict[str, str]:
-    """Return the stored names of an MTP head's tensors, each with its name without a prefix.
+def of_mtp_head(names: Names) -> list[str]:
+    """Return those names of a whole model's tensors that are its MTP head's."""
+    prefix = _prefix_in_model(names)
+    return [] if prefix is None else [name for name in names if name.startswith(prefix)]
 
-    Among those of a whole model they have one; in files of its own, all are the head's.
+
+def mtp_names(names: Names) -> dict[str, str]:
+    """Return the names of an MTP head's tensors, each with its name in Qwen's own layout.
+
+    Of DeepSeek-V3's layout, copies of the model's embedding and output layer are left out.
     """
-    found = {name: MTP_PREFIX.sub("", name) for name in names if MTP_PREFIX.match(name)}
-    return found or {name: name for name in names}
+    prefix = _prefix_in_model(names)
+    if prefix is None:  # files of its own
+        bare = {name: name.removeprefix("model.") for name in names}
+    else:
+        bare = {name: name[len(prefix) :] for name in names if name.startswith(prefix)}
+    if not any(own.startswith("eh_proj.") for own in bare.values()):
+        return bare
+    return {name: _qwens(own) for name, own in bare.items() if not own.startswith(_COPIES)}
 
 
 def holds_mtp(folder: Path) -> bool:
     """Whether the files of a model bring an MTP head; False if they cannot be read."""
     try:
-        return any(map(MTP_PREFIX.match, open_tensors(folder, MTP_PREFIX).shapes))
+        return bool(of_mtp_head(open_tensors(folder, of_mtp_head).shapes))
     except DamagedFileError:
         return False
 
 
+def _prefix_in_model(names: Names) -> str | None:
+    found = next(filter(None, map(_IN_MODEL.match, sorted(names))), None)
+    return None if found is None else found[0]
+
+
+def _qwens(name: str) -> str:
+    """Return Qwen's name for a tensor in the layout of DeepSeek-V3."""
+    part = next(part for part in _QWENS if name.startswith(part))
+    return _QWENS[part] + name[len(part) :]
+
+
 def _own_name(name: str) -> str:
     """Return a tensor's name without the prefixes of any packaging."""
-    bare = MTP_PREFIX.sub("", IN_MEDUSA_MODEL.sub("", name))
+    bare = re.sub(rf"^{_MTP_PREFIX}", "", IN_MEDUSA_MODEL.sub("", name))
     return eagle_name(bare.removeprefix(SPECULATOR_PREFIX))
 
 
@@ -233,7 +274,7 @@ def _signature(config: Config, names: Names) -> Signature | None:
 
 
 def _supported() -> str:
-    return ", ".join(form.form for form in SIGNATURES if form.supported)
+    return ", ".join(dict.fromkeys(form.form for form in SIGNATURES if form.supported))
 
 
 def _refuse(found: Signature | None, folder: Path) -> None:

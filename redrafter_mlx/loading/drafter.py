@@ -23,7 +23,7 @@ from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.drafting.interface import Bindable, Drafter
 from redrafter_mlx.drafting.names import MTP, TRAINED, DrafterName, is_class, model_with_head
 from redrafter_mlx.drafting.published.pard import MASK_KEY, Pard
-from redrafter_mlx.drafting.recognition import MTP_PREFIX, holds_drafter, holds_mtp
+from redrafter_mlx.drafting.recognition import holds_drafter, holds_mtp, of_mtp_head
 from redrafter_mlx.drafting.static_trees import find_tree
 from redrafter_mlx.errors import (
     BadInputError,
@@ -110,7 +110,7 @@ def open_drafter(
             parts.append(_own_head(loaded.source, prepared))
         elif isinstance(part, str) and (model := model_with_head(part)) is not None:
             of, bits = loaded.source, bits_of_drafter(prepared.bits, loaded.source.bits)
-            path = resolve_part(model, MTP_PREFIX, offline=offline, progress=progress)
+            path = resolve_part(model, of_mtp_head, offline=offline, progress=progress)
             parts.append(DrafterFolder(path, of, bits, prepared.bits is not None, in_model=True))
         elif isinstance(part, str):
             parts.append(_open(part, prepared.bits, loaded.source, offline, progress))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.json_file import read_object
+
+Needed = Callable[[Collection[str]], Collection[str]]
+"""Returns those names of a model's tensors that are needed."""
 
 WEIGHTS = "model.safetensors"
 
@@ -51,10 +53,10 @@ def weight_names(names: Collection[str]) -> list[str]:
     return []
 
 
-def weight_files(folder: Path, of: re.Pattern[str] | None = None) -> list[Path]:
+def weight_files(folder: Path, of: Needed | None = None) -> list[Path]:
     """Return the files that hold a folder's weights, all of which exist.
 
-    of: only those that hold tensors whose names begin like this, as far as an index tells
+    of: only those that hold tensors which it needs, as far as an index tells
 
     Raises DamagedFileError if there is none, or one that an index names is missing.
     """
@@ -66,7 +68,7 @@ def weight_files(folder: Path, of: re.Pattern[str] | None = None) -> list[Path]:
     return [folder / name for name in found]
 
 
-def shards(index: Path, of: re.Pattern[str] | None = None) -> list[Path]:
+def shards(index: Path, of: Needed | None = None) -> list[Path]:
     """Return the files that an index names; raises DamagedFileError if any is missing."""
     files = [index.parent / name for name in shard_names(index, of)]
     for file in files:
@@ -75,11 +77,10 @@ def shards(index: Path, of: re.Pattern[str] | None = None) -> list[Path]:
     return files
 
 
-def shard_names(index: Path, of: re.Pattern[str] | None = None) -> list[str]:
+def shard_names(index: Path, of: Needed | None = None) -> list[str]:
     """Return the names of an index's files; `of` as in `weight_files`."""
     names = read_object(index).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise DamagedFileError(f"{index}: it has no weight_map")
-    return sorted(
-        {Path(str(file)).name for name, file in names.items() if of is None or of.match(name)}
-    )
+    needed = names if of is None else of(names)
+    return sorted({Path(str(names[name])).name for name in needed})

@@ -5,7 +5,6 @@ Files are safetensors or, if there are none, PyTorch files (see pickles.py).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.weights.files.folder import read_safetensors_header
-from redrafter_mlx.weights.files.names import weight_files
+from redrafter_mlx.weights.files.names import Needed, weight_files
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -40,7 +39,7 @@ class StoredTensors:
         return {name: array for file in self.files for name, array in _arrays(file).items()}
 
 
-def open_tensors(folder: Path, of: re.Pattern[str] | None = None) -> StoredTensors:
+def open_tensors(folder: Path, of: Needed | None = None) -> StoredTensors:
     """Open the weight files of a folder; safetensors are preferred if there are several sets.
 
     of: as in `weight_files`

@@ -6,20 +6,22 @@ layer are the target's. Trained for one step, it is applied again to its own out
 ones, level by level of a tree.
 
 Files: a folder of its own, as mlx-vlm splits them off (`model_type` qwen3_5_mtp), or the target's
-own files, where its tensors are `mtp.*`. Facts that no file states, such as whether its norms were
-stored without the 1 that is added to them, are read from the values and checked by calibration.
+own files, where its tensors are `mtp.*` or, in the layout of DeepSeek-V3 and GLM, a further layer.
+Facts that no file states, such as whether its norms were stored without the 1 that is added to
+them, are read from the values and checked by calibration.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models.base import create_attention_mask
 
 from redrafter_mlx.drafting import recognition
 from redrafter_mlx.drafting.drafter_files import (
@@ -50,6 +52,10 @@ Those of Qwen3.5 and 3.6 lie between -0.5 and 0.3, and above 0.4 with the 1 (mlx
 
 
 _HIDDEN_NORM = "pre_fc_norm_hidden.weight"
+_ATTENTION = "layers.0.self_attn."
+_ROUTING = "e_score_correction_bias"
+"""A bias that decides between experts, and is float32 in every model."""
+
 _EXPERTS, _STACKED = "layers.0.mlp.experts.", "layers.0.mlp.switch_mlp."
 
 
@@ -57,13 +63,21 @@ _EXPERTS, _STACKED = "layers.0.mlp.experts.", "layers.0.mlp.switch_mlp."
 class MtpConfig(FeatureConfig):
     """The configuration of one MTP head; all sizes are the target's.
 
-    layers: () for the final norm's output, or the number of the target's layers for its input
+    layers:       () for the final norm's output, or the number of the target's layers for its input
+    centred:      whether its norms may have been stored without the 1 that is added to them
+    normed_again: whether its own output is read again after its final norm, as the target's is
     """
 
+    centred: bool
+    normed_again: bool
+
     @classmethod
-    def of(cls, target: Target, layers: tuple[int, ...] = ()) -> MtpConfig:
+    def of(cls, target: Target, *, qwen: bool) -> MtpConfig:
+        """Return that of a head of Qwen's, or else of one in the layout of DeepSeek-V3."""
         return cls(
-            layers=layers,
+            centred=qwen,
+            normed_again=qwen,
+            layers=(),
             context_size=target.hidden_size,
             n_layers=1,
             own_head=False,
@@ -103,13 +117,14 @@ class MtpNetwork(FeatureNetwork):
     ) -> mx.array:
         normed = [self.pre_fc_norm_embedding(embedding), self.pre_fc_norm_hidden(context)]
         x: mx.array = self.fc(mx.concatenate(normed, axis=-1))
-        mask = cache[0].make_mask(x.shape[1])
+        latent = _is_latent(self.layers[0])
+        mask = create_attention_mask(x, cache[0], return_array=latent)
         out: mx.array = self.layers[0](x, mask, cache[0])
         return out
 
     def feedback(self, hidden: mx.array) -> mx.array:
         """Map outputs to hidden states as they are read: after the final norm, or before it."""
-        return hidden if self.config.layers else self.normed(hidden)
+        return self.normed(hidden) if self.config.normed_again else hidden
 
     def normed(self, hidden: mx.array) -> mx.array:
         out: mx.array = self.norm(hidden)
@@ -126,16 +141,20 @@ class MtpDrafter(FeatureDrafter, well_formed=True):
 
     def readings(self) -> dict[str, MtpDrafter]:
         """Readings that differ in what no file states: where hidden states are read, and norms."""
-        before = MtpConfig.of(self._target, (self._target.n_layers,))
+        config = self._network.config
+        before = replace(config, layers=(self._target.n_layers,), normed_again=False)
+        found = {"hidden states before the final norms": self._changed(before)}
+        if not config.centred:
+            words = "its own output after the final norm"
+            return found | {words: self._changed(replace(config, normed_again=True))}
         shift = -1 if self._mean_norm() > _CENTRED else 1
-        return {
-            "hidden states before the final norms": self._changed(before),
-            "norms without 1" if shift < 0 else "norms plus 1": self._changed(shift=shift),
-        }
+        words = "norms without 1" if shift < 0 else "norms plus 1"
+        return found | {words: self._changed(shift=shift)}
 
     def as_trained(self) -> MtpDrafter:
         """Return the drafter with the 1 added to its norms that they were stored without, if so."""
-        return self._changed(shift=1) if self._mean_norm() <= _CENTRED else self
+        without = self._network.config.centred and self._mean_norm() <= _CENTRED
+        return self._changed(shift=1) if without else self
 
     def untrained(self) -> MtpDrafter:
         return MtpDrafter(shuffled(self._network), self._target)
@@ -184,10 +203,14 @@ def load_mtp(files: DrafterFiles, target: Target) -> MtpDrafter:
     if not sizes:
         raise DamagedFileError(f"{files.tensors.path} lacks tensor {_HIDDEN_NORM}")
     check_pair(sizes[0][0], target.hidden_size, "hidden size")
-    network = MtpNetwork(MtpConfig.of(target), target)
+    qwen = any(name.endswith(_HIDDEN_NORM) for name in names)
+    network = MtpNetwork(MtpConfig.of(target, qwen=qwen), target)
     arrays = files.tensors.read()
     own = with_stacked_experts({names[name]: arrays[name] for name in names})
+    own = _with_latent_heads(own, network.layers[0])
+    routing = {name: a.astype(mx.float32) for name, a in own.items() if name.endswith(_ROUTING)}
     fill(network, _dequantised(own, network, files.tensors.path), files, target.dtype)
+    network.load_weights(list(routing.items()), strict=False)
     return MtpDrafter(network, target).as_trained()
 
 
@@ -206,6 +229,24 @@ def with_stacked_experts(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]
         each = [experts[f"{e}.{rest}"] for e in range(len(experts)) if f"{e}.{rest}" in experts]
         out[f"{_STACKED}{rest}"] = mx.stack(each)
     return out
+
+
+def _with_latent_heads(tensors: dict[str, mx.array], layer: nn.Module) -> dict[str, mx.array]:
+    """Return tensors with the two projections of mlx-lm in place of latent attention's `kv_b`."""
+    out = dict(tensors)
+    both = out.pop(f"{_ATTENTION}kv_b_proj.weight", None)
+    if both is not None and _is_latent(layer):
+        attention = layer.self_attn
+        heads = both.reshape(attention.num_heads, -1, both.shape[-1])
+        keys, values = mx.split(heads, [attention.qk_nope_head_dim], axis=1)
+        out[f"{_ATTENTION}embed_q.weight"] = keys.swapaxes(-1, -2)
+        out[f"{_ATTENTION}unembed_out.weight"] = values
+    return out
+
+
+def _is_latent(layer: nn.Module) -> bool:
+    """Whether a layer's attention is latent: mlx-lm's adds its mask to scores, as an array."""
+    return "embed_q" in layer.self_attn
 
 
 def _dequantised(
