@@ -1,4 +1,4 @@
-"""The papers' figures in `published.json`, compared with the list that they were read into.
+"""The papers' figures in `bench/papers/data/`, compared with the list that they were read into.
 
 Run with `-m parity`. The list lies beside the repository, or at $PUBLISHED_FIGURES.
 """

@@ -38,13 +38,15 @@ _IN_BATCHES = {
 }  # fmt: skip
 """Fields of a row of batches by their names in JSON; the others are of single requests."""
 
-_OF_BATCHES = ("total_tps", "over_plain", "out_of_memory")
+_NOT_OF_ONE = ("prompt_tokens", "total_tps", "over_plain", "out_of_memory")
+"""Fields that rows of single requests do not have in JSON."""
 
 
 @dataclass(frozen=True)
 class Row:
     """One method on one category of questions.
 
+    prompt_tokens:    length that every prompt was brought to; None if they were left unchanged
     tps:              tokens per second of one request after its first token; in a batch, after
                       every request has its first one
     total_tps:        tps times the batch size: of as many requests whenever one that ends is
@@ -68,6 +70,7 @@ class Row:
     """
 
     dtype: str
+    prompt_tokens: int | None
     method: Method
     category: str
     questions: int
@@ -97,7 +100,7 @@ class Row:
         figures, method = asdict(self), asdict(self.method)
         method["method"] = method.pop("name")
         if (size := method.pop("batch_size")) is None:
-            return {k: v for k, v in figures.items() if k not in _OF_BATCHES} | method
+            return {k: v for k, v in figures.items() if k not in _NOT_OF_ONE} | method
         shown = {name: figures[field] for name, field in _IN_BATCHES.items()}
         for name in ("tokens_per_step", "first_seconds"):
             shown[name] = shown[name] and shown[name]["median"]
@@ -105,14 +108,14 @@ class Row:
 
 
 def summarise(answers: Sequence[Answer]) -> list[Row]:
-    """Return a row per dtype, category and method; dtypes and categories as they first occur.
+    """Return a row per dtype, length of prompts, category and method, as they first occur.
 
     Rows by category are added only if there are several categories, and not of batches, which mix
     them.
     """
     rows = []
-    for dtype in dict.fromkeys(a.dtype for a in answers):
-        mine = [a for a in answers if a.dtype == dtype]
+    for dtype, length in dict.fromkeys((a.dtype, a.prompt_tokens) for a in answers):
+        mine = [a for a in answers if (a.dtype, a.prompt_tokens) == (dtype, length)]
         named = [a.category for a in mine if a.category and a.method.batch_size is None]
         categories = [*dict.fromkeys(named)]
         for category in [WHOLE, *(categories if len(categories) > 1 else [])]:
@@ -122,7 +125,7 @@ def summarise(answers: Sequence[Answer]) -> list[Row]:
                     runs = by_method.setdefault(a.method, {})
                     runs.setdefault((a.group, a.repeat), []).append(a)
             rows += [
-                _row(dtype, category, method, by_method)
+                _row(dtype, length, category, method, by_method)
                 for method in sorted(by_method, key=lambda method: method.order)
             ]
     return rows
@@ -148,7 +151,13 @@ def of_whole_rounds(
     ]  # fmt: skip
 
 
-def _row(dtype: str, category: str, method: Method, by_method: Mapping[Method, Runs]) -> Row:
+def _row(
+    dtype: str,
+    prompt_tokens: int | None,
+    category: str,
+    method: Method,
+    by_method: Mapping[Method, Runs],
+) -> Row:
     runs, size = by_method[method], method.batch_size or 1
     answers = [answer for run in runs.values() for answer in run]
     ours = method.name == "redrafter"
@@ -164,6 +173,7 @@ def _row(dtype: str, category: str, method: Method, by_method: Mapping[Method, R
     matches, agreeing = _equality(method, runs, by_method.get(method.baseline(), {}))
     return Row(
         dtype=dtype,
+        prompt_tokens=prompt_tokens,
         method=method,
         category=category,
         questions=len({answer.question_id for answer in answers}),

@@ -1,4 +1,4 @@
-"""Columns of the papers' tables that are measured with one request at a time."""
+"""Columns of the papers' tables, and the tables by what has a row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from redrafter_mlx.bench.papers.columns import Layout, paper_table, setting, set
 from redrafter_mlx.bench.papers.evidence import Evidence
 from redrafter_mlx.bench.papers.published import Record
 from redrafter_mlx.bench.show import tables
-from redrafter_mlx.bench.show.tables import TextTable, number, spread
+from redrafter_mlx.bench.show.tables import OUT_OF_MEMORY, TextTable, number, spread
 from redrafter_mlx.decoding.prefix_cache import common_prefix
 
 STRETCH = 32
@@ -33,6 +33,10 @@ _MERGED = ("tokens in beams", "nodes: 1%", "median", "99%", "saved")
 def _merged(heading: str, _: Evidence, row: Row) -> str:
     return tables.merged(row, "tokens in beams", "nodes")[heading]
 
+
+_SETTINGS = ("prompt tokens", "requests", "W", "k")
+_TIMES = ("tok/s each", "total tok/s", "ms a token")
+"""Columns of a batch that does not fit in memory: these, and those that say so."""
 
 COLUMNS: Mapping[str, Callable[[Evidence, Row], str]] = {
     "questions": lambda _, row: row.category,
@@ -52,13 +56,20 @@ COLUMNS: Mapping[str, Callable[[Evidence, Row], str]] = {
     "T": lambda _, row: f"{row.method.temperature:g}",
     "epsilon": lambda _, row: setting(row.method.epsilon),
     "delta": lambda _, row: setting(row.method.delta),
-    "W": lambda _, row: tables.shape(row)["W"],
+    "prompt tokens": lambda _, row: setting(row.prompt_tokens),
+    "requests": lambda _, row: setting(row.method.batch_size),
+    "W": lambda _, row: _width(row, "no drafts"),
+    "k": lambda _, row: _width(row, "0"),
     "L": lambda _, row: tables.shape(row)["L"],
     "drafts": lambda _, row: str(_drafts(row)),
     "prefixes": lambda _, row: row.method.prefixes,
     "query rows": lambda _, row: number(row.query_rows, ".0f"),
     "tok/s": lambda _, row: spread(row.tps),
+    "tok/s each": lambda _, row: spread(row.tps),
+    "total tok/s": lambda _, row: spread(row.total_tps),
+    "ms a token": lambda _, row: number(_milliseconds(row), ".1f"),
     "speedup": lambda _, row: spread(row.speedup, "x"),
+    "over no drafts": lambda _, row: spread(row.over_plain, "x"),
     "over greedy": lambda known, row: number(_over_greedy(known, row), ".2f", "x"),
     "tokens/step": lambda _, row: spread(row.tokens_per_step),
     "log-likelihood": lambda known, row: _mean(known, row, lambda found: found.log_likelihood),
@@ -171,9 +182,15 @@ def _table(
     note: str = "",
 ) -> TextTable:
     def cell(row: Row, heading: str) -> str:
+        if row.out_of_memory and heading not in _SETTINGS:
+            return OUT_OF_MEMORY if heading in _TIMES else ""
         return COLUMNS[heading](evidence, row)
 
-    lines = [(settings_of(row.method, row.dtype), partial(cell, row)) for row in rows]
+    lines = [
+        (settings_of(row.method, row.dtype, row.prompt_tokens), partial(cell, row)) for row in rows
+    ]
+    if any(row.out_of_memory for row in rows):
+        note = f"{OUT_OF_MEMORY}: does not fit in memory"
     return paper_table(layout, lines, known, note)
 
 
@@ -185,6 +202,17 @@ def _expected(row: Row) -> float | None:
 def _expected_speedup(evidence: Evidence, row: Row) -> float | None:
     expected, cost = _expected(row), evidence.draft_costs.get(row.dtype)
     return None if expected is None or cost is None else expected / (1 + _drafts(row) * cost)
+
+
+def _milliseconds(row: Row) -> float | None:
+    return 1000 / row.tps.median if row.tps and row.tps.median else None
+
+
+def _width(row: Row, plain: str) -> str:
+    """Return the beam width; in batches, which are compared by it, also what has none."""
+    if row.method.batch_size is None or row.method.name == "redrafter":
+        return tables.beam_side(row.method, row.method.beam_width)
+    return "mlx-lm" if row.method.name == "mlx-lm" else plain
 
 
 def _drafts(row: Row) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.bench.papers.published import Record, shown
@@ -31,20 +32,28 @@ class Layout:
     """
 
     title: str
-    columns: str
+    columns: str = ""
     note: str = ""
     beside: tuple[str, ...] = ()
     apart: tuple[str, ...] = ()
     covers: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Layout:
+        """Return the layout in a data file."""
+        lists: dict[str, Any] = {k: tuple(v) for k, v in data.items() if isinstance(v, list)}
+        return cls(**{**data, **lists})
 
-def settings_of(method: Method, dtype: str | None = None) -> dict[str, object]:
-    """Return the dtype and the method's fields, apart from its name."""
+
+def settings_of(
+    method: Method, dtype: str | None = None, prompt_tokens: int | None = None
+) -> dict[str, object]:
+    """Return the dtype, the length of prompts, and the method's fields, apart from its name."""
     fields = asdict(method)
     if fields.pop("name") != "redrafter":
         fields["prefixes"] = None
     named = {_HEADINGS.get(name, name.replace("_", " ")): value for name, value in fields.items()}
-    return {"dtype": dtype, **named}
+    return {"dtype": dtype, "prompt tokens": prompt_tokens, **named}
 
 
 def varying(settings: Iterable[Settings]) -> list[str]:

@@ -16,10 +16,9 @@ from redrafter_mlx.bench.measure.questions import WHOLE
 class Evidence:
     """Measurements of several kinds; those that a table does not use are empty.
 
-    rows, answers: of requests sent one at a time
+    rows, answers: of the requests, see `summarise`
     likelihoods:   of the answers' texts under the target
     draft_costs:   by dtype: cost of a draft, divided by that of a target call with one query row
-    batches:       of concurrent requests, each with the length that the prompts were brought to
     logs, options: of training runs, as in their files, by the drafter's name
     sizes:         number of a drafter's parameters, by its name
     """
@@ -28,7 +27,6 @@ class Evidence:
     answers: Sequence[Answer] = ()
     likelihoods: Mapping[AnswerKey, Likelihood] = field(default_factory=dict)
     draft_costs: Mapping[str, float] = field(default_factory=dict)
-    batches: Sequence[tuple[int | None, Row]] = ()
     logs: Mapping[str | None, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     options: Mapping[str | None, Mapping[str, Any]] = field(default_factory=dict)
     sizes: Mapping[str | None, int] = field(default_factory=dict)

@@ -1,6 +1,8 @@
-"""Published figures, from `published.json`, with paper, version and table number.
+"""Published figures, from the papers' data files, with paper, version and table number.
 
-Only figures are kept, no text of a paper. Figures that are not at hand are named as missing.
+A data file has an object for each table: `published`, its figures, see `Published`; `measured`, how
+`bench --paper` measures it, see `PaperProtocol`; `timings`, the authors' own, see `Timings`. Only
+figures are kept, no text of a paper. Figures that are not at hand are named as missing.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class Timings(NamedTuple):
 
 def published(name: str) -> Published:
     """Return the figures of a table by its name; raises KeyError."""
-    found = _data()["tables"][name]
+    found = paper_data()[name]["published"]
     return Published(
         **{
             **found,
@@ -85,17 +87,18 @@ def published(name: str) -> Published:
 
 
 def comparable(name: str) -> list[Record]:
-    """Return a table's rows by column, and for Macs also the authors' own timings in bfloat16."""
-    found = published(name).records()
-    if name == "table2":
-        found = [{"dtype": "float16", **record} for record in found]
-        for chip, machine in CHIPS.items():
-            where = {"dtype": "bfloat16", "machine": machine, "target": "Vicuna 7B"}
-            for W, L, *cell in authors_grid(chip, "bfloat16").cells:
-                tps, speedup, tokens = (round(figure, 2) for figure in cell)
-                figures = {"tok/s": tps, "speedup": speedup, "tokens/step": tokens}
-                found.append({**where, "W": W, "L": L, **figures})
-    return found
+    """Return a table's rows by column, and the authors' own timings of it in bfloat16, if any."""
+    records = published(name).records()
+    if not (grids := authors_grids(name, "bfloat16")):
+        return records
+    records = [{"dtype": "float16", **record} for record in records]
+    for machine, grid in zip(CHIPS.values(), grids, strict=True):
+        where = {"dtype": "bfloat16", "machine": machine, "target": "Vicuna 7B"}
+        for W, L, *cell in grid.cells:
+            tps, speedup, tokens = (round(figure, 2) for figure in cell)
+            figures = {"tok/s": tps, "speedup": speedup, "tokens/step": tokens}
+            records.append({**where, "W": W, "L": L, **figures})
+    return records
 
 
 def shown(value: str | float | None) -> str:
@@ -107,11 +110,16 @@ def shown(value: str | float | None) -> str:
 
 def timings(chip: str, dtype: str) -> Timings:
     """Return the authors' own timings of one of CHIPS in float16 or bfloat16."""
-    data = _data()["timings"]
+    data = paper_data()["table2"]["timings"]
     found = data["machines"][chip][dtype]
     prompt = mean(found["prompt_ms"])
     drafted = {(W, L): (calls, (ms - prompt) / 1e3) for W, L, calls, ms in found["drafted"]}
     return Timings(data["tokens"], mean(found["plain_ms"]) / 1e3, drafted)
+
+
+def authors_grids(name: str, dtype: str) -> list[Grid]:
+    """Return the authors' cells of all CHIPS; empty for a table without timings of theirs."""
+    return [authors_grid(chip, dtype) for chip in CHIPS] if "timings" in paper_data()[name] else []
 
 
 def authors_grid(chip: str, dtype: str) -> Grid:
@@ -125,7 +133,10 @@ def authors_grid(chip: str, dtype: str) -> Grid:
 
 
 @functools.cache
-def _data() -> Mapping[str, Any]:
-    found: Mapping[str, Any]
-    found = json.loads((Path(__file__).parent / "published.json").read_text(encoding="utf-8"))
-    return found
+def paper_data() -> Mapping[str, Any]:
+    """Return the objects of all data files by the names of their tables."""
+    files = sorted((Path(__file__).parent / "data").glob("*.json"))
+    tables: dict[str, Any] = {}
+    for file in files:
+        tables |= json.loads(file.read_text(encoding="utf-8"))
+    return tables

@@ -71,9 +71,8 @@ class Collected:
 
     def evidence(self, results: Sequence[Result], answers: Sequence[Answer]) -> Evidence:
         """Return the evidence for a table of these results."""
-        by_length = [(each.protocol.prompt_tokens, row) for each in results for row in each.rows]
         return Evidence(
-            rows=[row for _, row in by_length], batches=by_length, answers=answers,
+            rows=[row for each in results for row in each.rows], answers=answers,
             likelihoods=self.likelihoods, draft_costs=self.draft_costs,
             logs={name: read_metrics(folder) for name, folder in self.folders.items()},
             options=training_options(self.folders), sizes=self.sizes,

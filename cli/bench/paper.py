@@ -47,7 +47,7 @@ def run_paper(asked: BenchOptions, given: Collection[str]) -> PaperRun:
     """
     protocol = find_protocol(asked.paper or "")
     options = fill(protocol, asked, given)
-    if protocol.measures in ("logs", "nothing"):
+    if not protocol.answers:
         return _unmeasured(protocol, options)
     changed = _changed(protocol, options, given)
     if options.plot is not None and len(options.widths) * len(options.lengths) < 2:
@@ -79,14 +79,13 @@ def fill(protocol: PaperProtocol, asked: BenchOptions, given: Collection[str]) -
     if len({*options.drafter}) < protocol.drafters:
         number = "--drafter" if protocol.drafters == 1 else f"{protocol.drafters} times --drafter"
         raise BadInputError(f"--paper {protocol.name} compares drafters by name; give {number}")
-    kind = protocol.measures
-    if kind in ("logs", "nothing"):
-        used = {"paper", "json", *(["drafter"] if kind == "logs" else [])}
+    if not protocol.answers:
+        used = {"paper", "json", *(["drafter"] if protocol.drafters else [])}
         if more := sorted({*given} - used):
             raise BadInputError(
                 f"--paper {protocol.name} measures nothing; leave out {option_name(more[0])}"
             )
-    elif kind != "batches" and "batch_size" in given:
+    elif not protocol.batched and "batch_size" in given:
         raise BadInputError(f"--paper {protocol.name} has no use for --batch-size; leave it out")
     if options.draft_model is not None and not protocol.speculative:
         raise BadInputError(f"--paper {protocol.name} has no use for --draft-model; leave it out")
@@ -130,7 +129,7 @@ def installed_drafters(model: str) -> tuple[str, ...]:
 def _unmeasured(protocol: PaperProtocol, options: BenchOptions) -> PaperRun:
     """Return a table of training logs, or the published figures alone."""
     published = protocol.published
-    if protocol.measures == "nothing":
+    if protocol.rows is None:
         theirs = vars(published.setting).items()
         here = tuple(Difference(name, value, "not measured") for name, value in theirs)
         return PaperRun(PaperResult(protocol.name, published, (), here), [], 0)
@@ -163,8 +162,7 @@ def _paper(
         f"{measured.questions}: {count(measured.asked, 'question')}, "
         f"{count(measured.max_tokens, 'token')}"
     )
-    alone = protocol.measures != "batches"
-    baseline = "mlx-lm's own loop" if alone else "our own batches without drafts"
+    baseline = "our own batches without drafts" if protocol.batched else "mlx-lm's own loop"
     here = differences(published, result.machine, result.models, asked, baseline, changed)
     return PaperResult(protocol.name, published, (protocol.measured(evidence),), here)
 

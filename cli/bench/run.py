@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from redrafter_mlx.bench.analyse.compare import compare, differing, read_result
 from redrafter_mlx.bench.analyse.grid import grids
 from redrafter_mlx.bench.measure.answers import Answer
-from redrafter_mlx.bench.papers.published import CHIPS, authors_grid
+from redrafter_mlx.bench.papers.published import authors_grids
 from redrafter_mlx.bench.show.comparison import compare_table
 from redrafter_mlx.bench.show.plot import plot
 from redrafter_mlx.bench.show.report import heatmap, rendered, rich_table
@@ -91,8 +91,8 @@ def _repeat_paper(options: BenchOptions, given: Set[str]) -> int:
     run = run_paper(options, given)
     rows = [row for result in run.results for row in result.rows]
     maps, shown = [*grids(rows, least=2)], [*map(rich_table, run.paper.tables)]
-    if run.paper.name == "table2":
-        maps += [authors_grid(chip, "float16") for chip in CHIPS]
+    if theirs := authors_grids(run.paper.name, "float16"):
+        maps += theirs
         shown = [*map(heatmap, maps), *shown]
     _print(
         options,

@@ -1,14 +1,19 @@
-"""Tables of the papers that are made from the logs of training runs."""
+"""The tables of the papers by what has a row in them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
+from typing import Literal
 
+from redrafter_mlx.bench.papers import answer_tables as by_answer
 from redrafter_mlx.bench.papers.columns import Layout
 from redrafter_mlx.bench.papers.evidence import Evidence
 from redrafter_mlx.bench.papers.published import Record
 from redrafter_mlx.bench.show.tables import TextTable, number
+
+Rows = Literal["drafted", "whole", "by category", "correlated", "along answers", "training logs"]
+"""The `rows` of a data file."""
 
 
 def accuracy_table(layout: Layout, evidence: Evidence, known: Sequence[Record]) -> TextTable:
@@ -29,3 +34,13 @@ def accuracy_table(layout: Layout, evidence: Evidence, known: Sequence[Record]) 
             }  # fmt: skip
             lines.append({**own, **drafts})
     return TextTable.of(layout.title, lines, layout.note)
+
+
+TABLES: Mapping[Rows, Callable[[Layout, Evidence, Sequence[Record]], TextTable]] = {
+    "drafted": by_answer.drafted_table,
+    "whole": by_answer.whole_table,
+    "by category": by_answer.category_table,
+    "correlated": by_answer.correlated_table,
+    "along answers": by_answer.along_table,
+    "training logs": accuracy_table,
+}
