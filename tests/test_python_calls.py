@@ -9,9 +9,11 @@ from types import FrameType
 
 import mlx.core as mx
 import pytest
+from simulated import AnswerPolicy, Text, cliff, decode, machine
 from tiny import random_model
 
 from redrafter_mlx.config import PLAIN, BeamShape
+from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model import model as target_model
 from redrafter_mlx.target_model.model import Target
@@ -80,3 +82,15 @@ def test_reading_a_prompt_takes_what_the_model_asks_of_each_layer() -> None:
         return calls_of(lambda: target.append(mx.array([[1, 2, 3]]), cache, 0))
 
     assert (calls(9) - calls(2)) / 7 <= ANY_LAYER
+
+
+def test_choosing_what_to_verify_takes_few_calls() -> None:
+    """Costs are not computed anew in each step, nor shapes built that are only weighed."""
+    costs, text = machine(cliff(8)), Text(0.8, 1)
+    policy, steps = AnswerPolicy(costs), 100
+    decode(policy, costs, [text] * 200)
+    assert calls_of(lambda: decode(policy, costs, [text] * steps)) < 45 * steps
+    index = NgramIndex(Lookup(), [*range(40)] * 3)
+    drafted = policy.propose(128)
+    assert policy.revise(index, drafted, drawn=False) is not None
+    assert calls_of(lambda: policy.revise(index, drafted, drawn=False)) < 120

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, islice
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
 from redrafter_mlx.drafting.continuation import Continuation
@@ -61,14 +61,16 @@ class _Text:
     def has(self, key: tuple[int, ...]) -> bool:
         return key in self._latest
 
-    def ends(self, key: tuple[int, ...]) -> Iterator[int]:
-        """Yield where an n-gram ends that is followed by a token, the latest first."""
+    def ends(self, key: tuple[int, ...]) -> list[int]:
+        """Return where an n-gram ends that is followed by a token, the latest first."""
         end = self._latest.get(key, -1)
         if end == len(self.tokens) - 1 and end >= 0:
             end = self._before[end]
-        while end >= 0:
-            yield end
+        ends = list[int]()
+        while end >= 0 and len(ends) < _MAX_ENDS:
+            ends.append(end)
             end = self._before[end]
+        return ends
 
 
 class EarlierTexts:
@@ -156,7 +158,7 @@ class EarlierSource:
         if self._found is None:
             key, found = tuple(self._text.tokens[-_KEY:]), list[_Match]()
             for text in reversed(self._others):
-                for end in islice(text.ends(key), _MAX_ENDS):
+                for end in text.ends(key):
                     length = self._matched(text, end)
                     if length >= _SHORTEST:
                         found.append(_Match(length, text, end))

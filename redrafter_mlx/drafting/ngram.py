@@ -128,7 +128,8 @@ class NgramIndex:
 
     def _log_probs(self, matched: int, length: int, before: float = 0.0) -> tuple[float, ...]:
         """Return the cumulative log-probabilities of the drafts after a match."""
-        rates = [math.log(self._rate(matched + i)) for i in range(length)]
+        of_lengths = [math.log(h / n) for h, n in zip(self._hits, self._trials, strict=True)]
+        rates = [of_lengths[min(matched + i, len(of_lengths)) - 1] for i in range(length)]
         return tuple(accumulate(rates, initial=before))[1:]
 
     def _matches(self, width: int, length: int) -> list[tuple[int, int]]:
@@ -182,11 +183,6 @@ class NgramIndex:
         """
         period = len(self.tokens) - 1 - position
         return [self.tokens[position + 1 + i % period] for i in range(count)]
-
-    def _rate(self, matched: int) -> float:
-        """Return the acceptance rate of the draft after `matched` matching tokens."""
-        i = min(matched, len(self._trials)) - 1
-        return self._hits[i] / self._trials[i]
 
     def _append(self, token: int) -> None:
         shortest = self._lookup.shortest

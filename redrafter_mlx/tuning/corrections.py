@@ -18,6 +18,8 @@ from collections import abc, deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from redrafter_mlx.config import PLAIN
+
 _COMPARED, _KEPT = 3, 7
 """Minimum number of steps of one kind, among twice as many, with whose median a step is compared,
 and maximum number of comparisons, whose median is a correction: a slow step or two correct nothing,
@@ -29,7 +31,7 @@ on (test_steps_correct_a_profile_that_was_measured_at_a_busy_moment). As seldom,
 what seemed too expensive is forgotten (test_what_was_dear_is_tried_again_after_some_hundred_steps).
 """
 
-_PLAIN = 1
+_PLAIN = PLAIN.nodes
 """The kind of plain steps."""
 
 
@@ -178,7 +180,10 @@ class Corrections:
 
     def of(self, batch: int) -> BatchCorrections:
         """Return the corrections of the class of a batch size."""
-        return self._by_class.setdefault((batch - 1).bit_length(), BatchCorrections())
+        number = (batch - 1).bit_length()
+        if number not in self._by_class:
+            self._by_class[number] = BatchCorrections()
+        return self._by_class[number]
 
     def begin_answer(self) -> None:
         """Let the text of a new answer try again what was too expensive for others."""

@@ -120,11 +120,9 @@ class TunedPolicy:
         count, join = chosen
         proposals = [tree.proposal(count, join=join) for tree in trees]
         continued = {o: p.continuations[0] for o, p in zip(sequences, proposals, strict=True) if p}
-        shapes = [tree.revised(count, join=join)[0] for tree in trees]
-        nodes = max([shape.nodes for shape in shapes])
-        seconds = self._costs.after_reading(nodes, max([shape.width for shape in shapes]))
-        seconds += self._costs.drafting(largest)
-        self._revisions.append(_Revised(continued, nodes, seconds))
+        nodes, widths, _ = zip(*[tree.revised(count, join=join) for tree in trees], strict=True)
+        seconds = self._costs.after_reading(max(nodes), max(widths)) + self._costs.drafting(largest)
+        self._revisions.append(_Revised(continued, max(nodes), seconds))
         # After one that is accepted in full, the match is longer and the next step has another one.
         sure = sum([t.holds[min(count, t.longest) - 1] for t in trees if t.longest])
         after = 2 * sure < len(trees)

@@ -38,26 +38,34 @@ class Tree:
         log_probs = self.found.log_probs[: self.longest] if self.found is not None else ()
         return [self.trusted * math.exp(p) for p in log_probs]
 
-    def revised(self, count: int, *, join: bool) -> tuple[BeamShape, float]:
-        """Return its shape and expected tokens with up to `count` drafts of its continuation."""
+    @cached_property
+    def size(self) -> tuple[int, int]:
+        """Nodes and width as it was drafted."""
+        return self.shape.nodes, self.shape.width
+
+    def revised(self, count: int, *, join: bool) -> tuple[int, int, float]:
+        """Return nodes, width and expected tokens with up to `count` drafts of its continuation."""
         count = min(count, self.longest)
         if count == 0:
-            return self.shape, self.tokens
+            return *self.size, self.tokens
         holds = self.holds[:count]
         if not (join and self.branches):
-            return BeamShape(1, count + 1), 1 + sum(holds)
-        W, L, N = self.shape.width, self.shape.length, self.shape.nodes
+            return count + 1, 1, 1 + sum(holds)
+        nodes, width = self.size
         both = zip_longest(holds, self.branches, fillvalue=0.0)
         expected = 1 + sum([hold + (1 - hold) * branch for hold, branch in both])
-        return BeamShape(W + 1, max(L, count + 1), N + count), expected
+        return nodes + count, width + 1, expected
 
     def proposal(self, count: int, *, join: bool) -> Proposal | None:
         """Return the same as a proposal; None without a continuation."""
         count = min(count, self.longest)
         if self.found is None or count == 0:
             return None
-        join = join and bool(self.branches)
-        return Proposal(self.revised(count, join=join)[0], [self.found.first(count)], join)
+        shape, join = BeamShape(1, count + 1), join and bool(self.branches)
+        if join:
+            nodes, width, _ = self.revised(count, join=True)
+            shape = BeamShape(width, max(self.shape.length, count + 1), nodes)
+        return Proposal(shape, [self.found.first(count)], join)
 
 
 def best_revision(
@@ -82,11 +90,10 @@ def best_revision(
     ways = (False, True) if [tree for tree in trees if tree.branches] else (False,)
     while count <= longest:
         for join in ways:
-            shapes, tokens = zip(*[tree.revised(count, join=join) for tree in trees], strict=True)
-            nodes = max([shape.nodes for shape in shapes])
-            if nodes <= max_nodes:
-                seconds = seconds_of(nodes, max([shape.width for shape in shapes]))
-                gain = sum(tokens) / len(trees) - pace * seconds
+            revised = [tree.revised(count, join=join) for tree in trees]
+            nodes, widths, tokens = zip(*revised, strict=True)
+            if max(nodes) <= max_nodes:
+                gain = sum(tokens) / len(trees) - pace * seconds_of(max(nodes), max(widths))
                 if gain > best:
                     best, chosen = gain, (count, join)
         count = 2 * count + 1

@@ -22,10 +22,6 @@ from redrafter_mlx.tuning.profile import Profiler
 from redrafter_mlx.tuning.store import Record, record_file, save_record, saved_record
 from redrafter_mlx.tuning.timings import Timings, setup_of
 
-_COPIES_ALONE = BeamShape(1, 8)
-"""Shape of copies without a drafter. Eight query rows stay within every Metal kernel for few rows,
-as long as no heads share keys."""
-
 
 class Tuner:
     """Chooses beam shapes for one model and drafter.
@@ -116,8 +112,7 @@ class Tuner:
         measured times nor acceptance statistics: the same shape in every run.
         """
         if not self.widest:
-            W, L = width or _COPIES_ALONE.width, length or _COPIES_ALONE.length
-            return BeamShape(W, L, max_nodes)
+            return BeamShape(width or 1, length or LENGTHS[-1], max_nodes)  # of copies alone
         widths = (width,) if width else range(1, self.widest + 1)
         lengths = (length,) if length else [n for n in LENGTHS if n <= self._longest]
         shapes = [BeamShape(w, n, max_nodes) for w in widths for n in lengths]
