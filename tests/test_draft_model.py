@@ -187,7 +187,7 @@ def test_a_session_reads_its_text_once() -> None:
     assert sum(read) < whole, "each turn was read once"
 
 
-def test_a_parked_draft_model_reads_nothing_until_it_drafts_again(
+def test_an_idle_draft_model_reads_nothing_until_it_drafts_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not at the end of an answer either; then it reads what it missed, in pieces."""

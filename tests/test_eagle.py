@@ -283,10 +283,10 @@ def test_a_step_calls_the_network_once_for_each_drafted_token(
     assert len(calls) == 1 + drafts * (shape.length - 1)
     with counted(decoder.drafter.rows, "call", "run") as calls:
         run(decoder, 20, shapes=Alternating(PLAIN))
-    assert calls == [], "a parked drafter is not called"
+    assert calls == [], "an idle drafter is not called"
 
 
-def test_features_of_few_positions_are_kept_for_a_parked_drafter(
+def test_features_of_few_positions_are_kept_for_an_idle_drafter(
     model: nn.Module, trained: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("redrafter_mlx.decoding.sequence_cache._MAX_MISSED", 6)

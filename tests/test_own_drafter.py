@@ -224,7 +224,7 @@ def test_together_they_accept_at_least_what_the_better_half_does() -> None:
             assert {len(r.tokens) for r in results[1:-1]} == {4}
 
 
-def test_parked_drafters_catch_up_together() -> None:
+def test_idle_drafters_catch_up_together() -> None:
     model = random_model(vocab_size=12)
     target = Target(model)
     both = Combined(truncated_drafter(target), SeesEverything(Oracle(PROMPT, 12), ()))

@@ -290,7 +290,7 @@ def test_features_of_few_positions_are_kept_for_any_size_of_chunks(chunk: int) -
         tokens, at = mx.zeros((1, chunk + 1), mx.int32), mx.array([start])
         count = mx.array([chunk])
         seen = Seen(tokens, mx.zeros((1, chunk, 4)), at, count, start + chunk, start)
-        cache.show(seen, drafter, parked=True)
+        cache.show(seen, drafter, drafts=False)
         missed = sum(seen.tokens.shape[1] - 1 for seen in cache.missed)
         assert missed < 512
         assert missed + drafter.read == start + chunk

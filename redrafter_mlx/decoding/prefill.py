@@ -34,10 +34,10 @@ class Prefill:
         cache: SequenceCache,
         start: int,
         prompts: Sequence[Sequence[int]],
-        parked: bool = False,
+        drafts: bool = True,
     ) -> None:
-        """`parked`: nothing is drafted after the prompt, so the drafter may read it later."""
-        self._target, self._drafter, self._parked = target, drafter, parked
+        """`drafts`: whether it drafts after the prompt; otherwise the drafter may read it later."""
+        self._target, self._drafter, self._drafts = target, drafter, drafts
         self._start, self._length = start, len(prompts[0])
         self._tokens = mx.array([[*prompt[start:], 0] for prompt in prompts], mx.int32)
         self.cache, self.position, self.left = cache, start, self._length - start
@@ -88,4 +88,4 @@ class Prefill:
             self._length,
             self.position,
         )
-        self.cache.show(seen, self._drafter, parked=self._parked)
+        self.cache.show(seen, self._drafter, drafts=self._drafts)

@@ -22,7 +22,7 @@ _MAX_JOINED = 512
 """Maximum number of missed positions that a drafter is given in one call."""
 
 _MAX_MISSED = 512
-"""Number of positions whose features are kept for a parked drafter."""
+"""Number of positions whose features are kept for a drafter that does not draft."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ class SequenceCache:
             kept += [] if seen.features is None else [seen.features]
         return kept
 
-    def show(self, seen: Seen, drafter: Drafter, parked: bool) -> None:
-        """Give the drafter committed positions: now, or if it is parked, before it drafts again.
+    def show(self, seen: Seen, drafter: Drafter, drafts: bool) -> None:
+        """Give the drafter committed positions: now if it drafts, or else before it does again.
 
-        The target's features are large, so a parked drafter reads them before too many are kept.
+        The target's features are large, so it reads them before too many are kept.
         """
         self.missed += (seen,)
         features = [seen.features for seen in self.missed if seen.features is not None]
-        if not parked or sum(each.shape[1] for each in features) >= _MAX_MISSED:
+        if drafts or sum(each.shape[1] for each in features) >= _MAX_MISSED:
             self.catch_up(drafter)
 
     def catch_up(self, drafter: Drafter) -> None:

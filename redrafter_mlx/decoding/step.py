@@ -80,7 +80,7 @@ class Decoder:
         The prompts have one length; `constraints` as in `step`.
         """
         shape = shape or self.shape
-        prefill = Prefill(self.target, self.drafter, cache, start, prompts, parked=shape == PLAIN)
+        prefill = Prefill(self.target, self.drafter, cache, start, prompts, drafts=shape != PLAIN)
         while prefill.left:
             prefill.read(PREFILL_CHUNK)
             if prefill.left:
@@ -178,7 +178,7 @@ class Decoder:
         drafter, cache, keys = self.drafter, state.cache, state.keys
         if drafter is None or shape.length == 1:
             if drafter is not None and self.remembers:
-                cache.show(seen, drafter, parked=True)
+                cache.show(seen, drafter, drafts=False)
             return Drafts.plain(seen.root)
         if self.remembers:
             cache.catch_up(drafter)

@@ -130,7 +130,7 @@ def prompt_tokens(
         ids = [_token_id(plain(t), vocab_size) for t in prompt]
     if not ids:
         raise BadInputError("the prompt is empty; give at least one token")
-    if max(ids) >= vocab_size:  # MLX would read whatever lies behind its embeddings
+    if max(ids) >= vocab_size:  # MLX would read whatever lies after its embeddings
         raise BadInputError(f"the prompt holds token {max(ids)}; the model has {vocab_size}")
     return ids
 

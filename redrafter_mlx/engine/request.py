@@ -133,12 +133,12 @@ class Answer(Sequence):
         return not self.prefill.left and self._shown == len(self.request.prompt)
 
     def update_status(self) -> None:
-        """Finish it if it is over; pause it while its caller is behind with log-probabilities."""
+        """Finish it if it is over; pause it while its caller is late to read log-probabilities."""
         if self.over:
             self.status = Status.FINISHED
         elif self.request.options.logprobs and self.status is not Status.PREFILL:
-            behind = self._unread() > _MAX_UNREAD
-            self.status = Status.PAUSED if behind else Status.RUNNING
+            late = self._unread() > _MAX_UNREAD
+            self.status = Status.PAUSED if late else Status.RUNNING
 
     def show_prompt(self, limit: int) -> None:
         """Show the sources up to `limit` more tokens of the prompt that the target has read."""

@@ -189,8 +189,8 @@ class Scheduler:
         others = min(self.running + len(self._waiting), self._options.max_batch - 1)
         answer.first_shape = answer.pipeline.first_shape(answer, 1 + others)
         cache, start = self._prefixes.take(answer)
-        parked = answer.first_shape == PLAIN
-        answer.prefill = Prefill(self._target, decoder.drafter, cache, start, [prompt], parked)
+        drafts = answer.first_shape != PLAIN
+        answer.prefill = Prefill(self._target, decoder.drafter, cache, start, [prompt], drafts)
         answer.tally.start(cached=start)
         self._prompts.reading.append(answer)
         for other in self._waiting:

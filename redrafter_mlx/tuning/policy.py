@@ -1,4 +1,4 @@
-"""Policy: the proposal that promises the most tokens per second, step by step.
+"""Policy: the proposal with the most expected tokens per second, step by step.
 
 Expected tokens come from the acceptance statistics, seconds from the cost model, corrected by what
 steps take. Plain decoding is one of the shapes. A shape is chosen after a step that is evidence
