@@ -13,10 +13,11 @@ from hybrids import HYBRIDS, hybrid_model
 from mlx_lm.models.cache import make_prompt_cache
 from test_batch import FEW, drafted, follow_a_random_schedule
 from test_target import PROMPTS, sequential_logits, tree_for
-from tiny import VOCAB, byte_tokenizer, plain_tokens, random_drafter
+from tiny import VOCAB, Words, byte_tokenizer, plain_tokens, random_drafter
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
@@ -179,6 +180,14 @@ def test_random_schedules_give_every_row_its_own_tokens(shape: BeamShape) -> Non
     for seed in range(4):
         host = (Lookup(1),) if seed % 2 else ()
         decoder = replace(drafted(target, shape), host_drafters=host)
+        follow_a_random_schedule(decoder, seed)
+
+
+def test_random_schedules_with_a_recurrent_draft_model_give_every_row_its_own_tokens() -> None:
+    target, words = Target(hybrid_model("qwen3_5", vocab_size=FEW)), Words(FEW)
+    small = DraftModel(hybrid_model("falcon_h1", vocab_size=FEW), words)  # type: ignore[arg-type]
+    for seed in range(2):
+        decoder = Decoder(target, small.bind(target, words), BeamShape(2, 3), GREEDY)  # type: ignore[arg-type]
         follow_a_random_schedule(decoder, seed)
 
 

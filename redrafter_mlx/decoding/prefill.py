@@ -81,8 +81,8 @@ class Prefill:
         if self._drafter is None or not features.every_position or not count:
             return
         seen = Seen(
-            self._tokens[:, at : at + P + 1],
-            hidden if features.any else None,
+            self._tokens[:, at : at + count + 1],
+            hidden[:, :count] if features.any else None,
             mx.full((B,), self.position, mx.int32),
             mx.full((B,), count, mx.int32),
             self._length,

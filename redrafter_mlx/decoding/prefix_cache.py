@@ -117,10 +117,10 @@ class PrefixCache:
         """
         text = np.array(tokens, np.int64)
         n = remembered = len(text)
+        if drafter is not None:
+            cache.cut_memory(n, drafter)
         if drafter is None or _reads_features(drafter):
             remembered = min(cast(int, cache.remembered.item()), n)
-        if drafter is not None:
-            cache.memory = drafter.cut(cache.memory, n)
         prompt = n if prompt is None else min(prompt, n)
         if cache.target.states:
             cache.target.flush()
@@ -157,6 +157,7 @@ class PrefixCache:
             if drafter is not None and _reads_features(drafter):
                 # It remembers each position together with the token after it.
                 known = min(common - 1, len(wanted) - 1, entry.remembered)
+                known = known if drafter.can_cut or known == entry.remembered else 0
             known = entry.cache.reusable(len(entry.tokens), known)
             if known > 0 and known >= most:
                 best, most = entry, known

@@ -155,6 +155,13 @@ class SequenceCache:
         nbytes += sum(a.nbytes for a in memory) + sum(each.nbytes for each in kept)
         return nbytes, count
 
+    def cut_memory(self, length: int, drafter: Drafter) -> None:
+        """Cut the drafter's memory to the first positions of one text; if it cannot, empty it."""
+        if drafter.can_cut or cast(int, self.remembered.item()) <= length:
+            self.memory = drafter.cut(self.memory, length)
+        else:
+            self.memory, self.remembered = drafter.empty(1), mx.array([0], mx.int32)
+
     def reused(self, tokens: Sequence[int], drafter: Drafter | None) -> SequenceCache:
         """Return a cache for a text that begins with `tokens`; this cache holds their positions.
 
@@ -171,7 +178,9 @@ class SequenceCache:
             return cache
         known = min(cast(int, self.remembered.item()), len(tokens))
         if known:  # else this cache may have been made without the drafter
-            cache.memory = drafter.cut(self.memory, known)
+            cache.memory, cache.remembered = self.memory, self.remembered
+            cache.cut_memory(known, drafter)
+            known = min(cast(int, cache.remembered.item()), known)
         cache.remembered = mx.array([known], mx.int32)  # later positions belong to another text
         if known < len(tokens):
             assert not drafter.features.any, "it must have seen all that is reused"

@@ -1,4 +1,4 @@
-"""Levels of drafts in a drafter's own KV cache, for the forms that have one.
+"""Levels of drafts in a drafter's own cache, for the forms that have one.
 
 The committed positions come first, one slot each. The drafts of a step come after them, level by
 level, and the next step overwrites them.
@@ -14,18 +14,20 @@ import mlx.core as mx
 from redrafter_mlx.drafting.interface import Memory, Seen
 from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter
 from redrafter_mlx.speculation.beams import Beams
+from redrafter_mlx.speculation.constants import iota
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 from redrafter_mlx.target_model.kv_cache import TreeCache
 
-Pairs: TypeAlias = "tuple[tuple[mx.array, mx.array], ...]"
-"""Keys and values [B, K, T, head size] of each layer."""
+Held: TypeAlias = "tuple[tuple[mx.array, ...], ...]"
+"""Of each layer, keys and values [B, K, T, head size], or recurrent states."""
 
 
 class CachedDrafter(LevelDrafter):
-    """A drafter with a KV cache of its own.
+    """A drafter with a cache of its own.
 
-    Its memory is the keys and values of every committed position: a pair for each layer.
+    Its memory is, for each layer, the keys and values of every committed position, or the recurrent
+    states after the last one.
     """
 
     @abstractmethod
@@ -39,25 +41,28 @@ class CachedDrafter(LevelDrafter):
     def filled_cache(self, memory: Memory) -> TreeCache:
         """Return a cache that holds the memory."""
         cache = self.new_cache()
-        if memory:
-            cache.layer_buffers = [(*pair, None, None) for pair in cast("Pairs", memory)]
+        if memory:  # the other half of a layer's buffers is of the last tree
+            cache.layer_buffers = [(*held, *[None] * len(held)) for held in cast("Held", memory)]
         return cache
 
     def extend(self, memory: Memory, seen: Seen) -> Memory:
-        """Append the keys and values of the committed positions, in one call."""
+        """Append the committed positions, in one call."""
         cache, tokens = self.filled_cache(memory), seen.tokens[:, 1:]
         if seen.start is None:
             cache.plan_tree(chain(tokens), seen.position, seen.bound)
+            self.append(seen, cache)
+            commit(seen, cache, tokens.shape[1])
         else:
             cache.plan_prompt(seen.start, tokens.shape[1], seen.bound)
-        self.append(seen, cache)
+            self.append(seen, cache)
         return memory_of(cache)
 
     def cut(self, memory: Memory, positions: int) -> Memory:
         """Return the memory of the first positions; the arrays are shared."""
+        states = self.new_cache().states
         return tuple(
-            (keys[:, :, :positions], values[:, :, :positions])
-            for keys, values in cast("Pairs", memory)
+            held if i in states else tuple(a[:, :, :positions] for a in held)
+            for i, held in enumerate(cast("Held", memory))
         )
 
 
@@ -105,6 +110,15 @@ def chain(tokens: mx.array) -> TokenTree:
     return pack_beam(Beams(candidate, mx.zeros(candidate.shape)), tokens.shape[1])
 
 
+def commit(seen: Seen, cache: TreeCache, nodes: int) -> None:
+    """Commit the positions of `seen`, which begin a chain of `nodes` nodes, in recurrent states."""
+    if cache.states:
+        path = mx.broadcast_to(iota(nodes), (seen.count.shape[0], nodes))
+        cache.commit(chain(path), path, seen.count - 1, seen.position)
+
+
 def memory_of(cache: TreeCache) -> Memory:
-    """Return the contents of the cache: a pair of keys and values for each layer."""
-    return cast("Memory", tuple((keys, values) for keys, values, *_ in cache.layer_buffers))
+    """Return the contents of the cache."""
+    cache.flush()
+    held = [buffers[: len(buffers) // 2] for buffers in cache.layer_buffers]
+    return cast("Memory", tuple(held))

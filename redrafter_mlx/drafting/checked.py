@@ -98,6 +98,10 @@ class Checked(Drafter, well_formed=True):
     def timing_key(self) -> str | None:
         return self._drafter.timing_key
 
+    @property
+    def can_cut(self) -> bool:
+        return self._drafter.can_cut
+
     def along(self, tree: StaticTree) -> Drafter:
         return Checked(self._drafter.along(tree), self._vocab_size)
 

@@ -82,6 +82,10 @@ class Combined(Drafter, well_formed=True):
         first = one.extend(first, self._part(seen, one))
         return first, other.extend(second, self._part(seen, other))
 
+    @property
+    def can_cut(self) -> bool:
+        return all(drafter.can_cut for drafter in self._both)
+
     def cut(self, memory: Memory, positions: int) -> Memory:
         first, second = cast("tuple[Memory, Memory]", memory)
         one, other = self._both

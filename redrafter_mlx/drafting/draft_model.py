@@ -3,7 +3,8 @@
 Leviathan et al. (arXiv 2211.17192) and Chen et al. (arXiv 2302.01318) draft one candidate with it.
 Here beam search drafts a tree, level by level, over the draft model's own cache. The first call
 reads the positions committed since the last step and the root. Each further level is a call with a
-query row for every beam, so a step takes L - 1 calls of the draft model.
+query row for every beam, so a step takes L - 1 calls of the draft model. A model with a recurrent
+state keeps none for each beam: every level is a call on the whole tree of drafts so far.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.drafting.cached_levels import CachedDrafter, CachedLevels, chain
+from redrafter_mlx.drafting.cached_levels import CachedDrafter, CachedLevels, chain, commit
 from redrafter_mlx.drafting.interface import Features, Memory, Seen
 from redrafter_mlx.drafting.level_drafter import DraftLevels
 from redrafter_mlx.errors import MismatchError
+from redrafter_mlx.speculation.constants import iota
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
-from redrafter_mlx.target_model.adapter import unsupported
+from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.fingerprint import nbytes_of, shapes_hash
 from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
@@ -40,10 +42,6 @@ class DraftModel(CachedDrafter, well_formed=True):
         target: the model's, if it was made before
         """
         self._model = target or Target(model)
-        if self._model.states:
-            raise unsupported(
-                self._model.model_type, "as a draft model it needs keys and values, not states"
-            )
         size = self._model.vocab_size
         super().__init__(name, model, DraftVocabulary(size, size))
         self._tokenizer = tokenizer
@@ -66,6 +64,10 @@ class DraftModel(CachedDrafter, well_formed=True):
         return Features(every_position=True)
 
     @property
+    def can_cut(self) -> bool:
+        return not self._model.states
+
+    @property
     def level_cost(self) -> float:
         return self._cost
 
@@ -81,7 +83,8 @@ class DraftModel(CachedDrafter, well_formed=True):
 
     def levels(self, memory: Memory, seen: Seen, drafts: int) -> DraftLevels:
         del drafts
-        return DraftModelLevels(self._model, self.filled_cache(memory), seen, self.vocabulary)
+        form = RecurrentLevels if self._model.states else DraftModelLevels
+        return form(self._model, self.filled_cache(memory), seen, self.vocabulary)
 
 
 class DraftModelLevels(CachedLevels):
@@ -102,6 +105,7 @@ class DraftModelLevels(CachedLevels):
         tokens = embeddable(seen.tokens, self._model)
         self._cache.plan_tree(chain(tokens), seen.position, seen.bound)
         hidden, _ = self._model.call(tokens, self._cache)
+        commit(seen, self._cache, tokens.shape[1])
         at_root = mx.take_along_axis(hidden, seen.count[:, None, None], axis=1)
         return self._cut(self._model.logits(at_root))
 
@@ -113,6 +117,53 @@ class DraftModelLevels(CachedLevels):
 
     def _cut(self, logits: mx.array) -> mx.array:
         return logits[..., : self.vocabulary.size].astype(mx.float32)
+
+
+class RecurrentLevels(DraftModelLevels):
+    """The levels of a draft model with a recurrent state, which is that of the committed text."""
+
+    def __init__(
+        self, model: Target, cache: TreeCache, seen: Seen, vocabulary: DraftVocabulary
+    ) -> None:
+        super().__init__(model, cache, seen, vocabulary)
+        root = mx.zeros((seen.root.shape[0], 1), mx.int32)
+        mask = mx.ones((*root.shape, 1), mx.bool_)
+        self._tree = TokenTree(seen.root[:, None], root - 1, root, root, mask, 0, True)
+        self._newest = 1  # number of nodes in the last level
+
+    def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
+        """Read the root and all drafts again; return logits [B, W, V'] after the newest."""
+        seen = self._seen
+        self._tree = with_level(self._tree, self._newest, parents, tokens)
+        self._newest = W = tokens.shape[1]
+        self._cache.plan_tree(self._tree, seen.root_position, seen.bound)
+        _, logits = self._model.call(embeddable(self._tree.tokens, self._model), self._cache)
+        self._cache.pending = None  # the call committed the text, and drafts are not committed
+        return self._cut(logits[:, -W:])
+
+
+def with_level(tree: TokenTree, newest: int, parents: mx.array, tokens: mx.array) -> TokenTree:
+    """Return the tree with a level of tokens [B, W] after the last one, of `newest` nodes.
+
+    Shapes:
+      parents: [B, W] int32, among the nodes of the last level
+    """
+    N, (B, W), depth = tree.tokens.shape[1], tokens.shape, tree.max_depth + 1
+    parents = parents + (N - newest)
+    above = mx.take_along_axis(tree.mask, parents[:, :, None], axis=1)  # [B, W, N]
+    itself = mx.broadcast_to(mx.eye(W, dtype=mx.bool_), (B, W, W))
+    mask = mx.concatenate([mx.pad(tree.mask, [(0, 0), (0, 0), (0, W)]),
+                           mx.concatenate([above, itself], axis=2)], axis=1)  # fmt: skip
+    own = mx.broadcast_to(iota(W), (B, W))
+    return TokenTree(
+        mx.concatenate([tree.tokens, tokens], axis=1),
+        mx.concatenate([tree.parents, parents], axis=1),
+        mx.concatenate([tree.depths, mx.full((B, W), depth, mx.int32)], axis=1),
+        mx.concatenate([tree.beams, own], axis=1),
+        mask,
+        depth,
+        tree.is_chain and W == 1,
+    )
 
 
 def check_same_tokens(

@@ -246,6 +246,11 @@ class Drafter(ABC):
         del seen
         return memory
 
+    @property
+    def can_cut(self) -> bool:
+        """Whether a memory that covers every position can be that of fewer positions."""
+        return True
+
     def cut(self, memory: Memory, positions: int) -> Memory:
         """Return the memory of the first positions alone, if its size grows with the text."""
         del positions
