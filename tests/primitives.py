@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 
-VIEWS = {
-    *("AsStrided", "Broadcast", "BroadcastAxes", "ExpandDims", "Flatten", "Reshape", "Slice"),
-    *("Split", "Squeeze", "StopGradient", "Transpose", "Unflatten", "CustomTransforms"),
-}
-"""Primitives that compute nothing."""
-
-
-def operations(arrays: Sequence[mx.array]) -> list[str]:
-    """Return the names of the primitives that compute the arrays."""
-    dot = io.StringIO()
-    mx.export_to_dot(dot, *arrays)
-    labels = [line.split('label ="')[1] for line in dot.getvalue().splitlines() if "label" in line]
-    return [label.split('"')[0] for label in labels]
+from redrafter_mlx.bench.measure.on_paper import VIEWS
 
 
 def touching(size: int, function: Callable[..., object], *arrays: mx.array) -> tuple[int, int]:

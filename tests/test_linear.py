@@ -6,8 +6,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from primitives import operations
 
+from redrafter_mlx.bench.measure.on_paper import operations
 from redrafter_mlx.target_model.linear import LinearView, prepare
 
 D, E = 24, 40

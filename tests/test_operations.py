@@ -8,9 +8,9 @@ from itertools import pairwise
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
-from primitives import VIEWS, operations
 from tiny import random_drafter, random_model
 
+from redrafter_mlx.bench.measure.on_paper import VIEWS, operations
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.cpu import fast_functions
 from redrafter_mlx.decoding.host_drafts import revised

@@ -9,12 +9,13 @@ from typing import cast
 
 import mlx.core as mx
 import pytest
-from hybrids import hybrid_model
+from hybrids import HYBRIDS, hybrid_model
 from mlx_lm.models.cache import make_prompt_cache
 from primitives import touching
 from test_operations import launched
 from test_recurrent import PROMPT, read
 
+from redrafter_mlx.bench.measure.on_paper import steps
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
@@ -124,3 +125,17 @@ def test_a_recurrent_layer_launches_as_much_for_any_width() -> None:
     assert narrow.total() == wide.total() <= 60
     chain = layer_launches(BeamShape(1, 4))
     assert chain.total() <= narrow.total()
+
+
+def test_on_paper_the_bytes_of_states_do_not_depend_on_the_tree() -> None:
+    """As a scan's do, which keeps a state for each node."""
+    sizes = {"hidden_size": 64, "vocab_size": 128, "max_position_embeddings": 512}
+    config = {**HYBRIDS["qwen3_5"], **sizes, "num_attention_heads": 8, "num_key_value_heads": 8,
+              "linear_value_head_dim": 16, "linear_key_head_dim": 32, "intermediate_size": 64,
+              "rms_norm_eps": 1e-5}  # fmt: skip
+    plain, *trees = steps({"model_type": "qwen3_5", "text_config": config}, 100)
+    assert plain.states == plain.scan == 2 * 3 * (4 * 16 * 32 * 4)
+    assert {tree.states for tree in trees} == {5 * plain.states // 2}
+    assert [tree.scan for tree in trees] == [(tree.nodes + 3) * plain.scan // 2 for tree in trees]
+    widths = [tree.operations for tree in trees if not tree.is_chain]
+    assert max(widths) == min(widths) > plain.operations

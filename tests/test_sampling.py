@@ -11,10 +11,10 @@ import pytest
 from decoding import run
 from distributions import sampled_probs
 from mlx_lm.sample_utils import make_sampler
-from primitives import operations
 from test_decode import SHAPES
 from tiny import random_drafter, random_model
 
+from redrafter_mlx.bench.measure.on_paper import operations
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
