@@ -86,6 +86,20 @@ def as_deepseeks(tensors: Tensors, prefix: str = "") -> Tensors:
     return out | {f"{prefix}{name}.weight": mx.zeros((258, 32)) for name in copies}
 
 
+def as_mimos(tensors: Tensors, prefix: str) -> Tensors:
+    """Return the tensors under the names of MiMo and of speculators."""
+    names = {
+        "pre_fc_norm_embedding": "token_layernorm", "pre_fc_norm_hidden": "hidden_layernorm",
+        "fc": "input_proj", "norm": "final_layernorm",
+    }  # fmt: skip
+    out = {}
+    for name, array in tensors.items():
+        part, _, rest = name.partition(".")
+        own = f"{names[part]}.{rest}" if part in names else name.removeprefix("layers.0.")
+        out[f"{prefix}{own}"] = array
+    return out
+
+
 def with_joined_heads(tensors: Tensors) -> Tensors:
     """Return the tensors of latent attention with one projection, as DeepSeek-V3 stores them."""
     out, attention = dict(tensors), "layers.0.self_attn."

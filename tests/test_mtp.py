@@ -19,6 +19,7 @@ from mtp_samples import (
     Reference,
     Tensors,
     as_deepseeks,
+    as_mimos,
     quantised,
     random_head,
     with_fused_experts,
@@ -65,7 +66,7 @@ DEEPSEEK_LIKE = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")
 
 
 def target_model(name: str = "qwen3_5") -> nn.Module:
-    if name in DEEPSEEK_LIKE:
+    if name in (*DEEPSEEK_LIKE, "mimo"):
         return random_model(name, vocab_size=VOCAB, **DEEPSEEKS)
     return hybrid_model(name, vocab_size=VOCAB)
 
@@ -194,20 +195,22 @@ def test_every_packaging_is_the_same_head(packaging: str, tmp_path: Path) -> Non
             np.testing.assert_allclose(found[name], array, atol=close)
 
 
-@pytest.mark.parametrize("name", DEEPSEEK_LIKE)
-def test_heads_in_the_layout_of_deepseek_draft_what_their_equations_say(
-    name: str, tmp_path: Path
-) -> None:
-    """By mlx-lm's own layer along one path; as a layer of the model, and split off."""
+@pytest.mark.parametrize("name", [*DEEPSEEK_LIKE, "mimo"])
+def test_heads_in_other_layouts_draft_what_their_equations_say(name: str, tmp_path: Path) -> None:
+    """By mlx-lm's own layer along one path; in the model's files, and split off."""
     model = target_model(name)
     tensors, target = random_head(model), Target(model)
     stored = {"model.layers.2.mlp.gate.weight": mx.zeros((4, HIDDEN))}  # of the model itself
-    stored |= as_deepseeks(with_joined_heads(tensors), "model.layers.3.")
-    folders = {write_head(tmp_path / "in", stored): True}
-    folders[write_head(tmp_path / "off", as_deepseeks(tensors))] = False
+    folders = {}
+    if name == "mimo":
+        stored |= as_mimos(tensors, "model.mtp_layers.0.")
+    else:
+        stored |= as_deepseeks(with_joined_heads(tensors), "model.layers.3.")
+        folders[write_head(tmp_path / "off", as_deepseeks(tensors))] = False
+    folders[write_head(tmp_path / "in", stored)] = True
     rng = np.random.default_rng(1)
     tokens, hidden = rng.integers(0, VOCAB, 9).tolist(), rng.normal(size=(8, HIDDEN))
-    want = logits_of_deepseeks(model, tensors, tokens, mx.array(hidden, mx.float32), [5, 60])
+    want = logits_by_mlx_lm(model, tensors, tokens, mx.array(hidden, mx.float32), [5, 60])
     for folder, in_model in folders.items():
         drafter = DrafterFolder(folder, in_model=in_model).bind(target, byte_tokenizer())
         assert isinstance(drafter, MtpDrafter)
@@ -219,28 +222,43 @@ def test_heads_in_the_layout_of_deepseek_draft_what_their_equations_say(
         np.testing.assert_allclose(got, want, atol=1e-4 * np.std(want))
 
 
-def logits_of_deepseeks(
+def logits_by_mlx_lm(
     model: nn.Module, tensors: Tensors, tokens: list[int], hidden: mx.array, drafts: list[int]
 ) -> np.ndarray:
-    """Return logits [1 + drafts, V]: what is fed back has not been through the last norm."""
+    """Return logits [1 + drafts, V] of a text, and after each of the drafts that follow it.
+
+    What DeepSeek's heads feed back has not been through the last norm; MiMo's has, and MiMo's read
+    the hidden state first.
+    """
     layer = layer_like(Target(model))
     own = {n.removeprefix("layers.0."): a for n, a in tensors.items() if n.startswith("layers.")}
     layer.load_weights(list(own.items()))
-    cache = KVCache()
+    cache, mimo = KVCache(), model.model_type == "mimo"
 
     def norm(x: mx.array, name: str) -> mx.array:
         return mx.fast.rms_norm(x, tensors[f"{name}.weight"], layer.input_layernorm.eps)
 
     def row(token: int, h: mx.array) -> mx.array:
         embedded = norm(model.model.embed_tokens(mx.array([[token]])), "pre_fc_norm_embedding")
-        joined = mx.concatenate([embedded, norm(h, "pre_fc_norm_hidden")], axis=-1)
+        both = [embedded, norm(h, "pre_fc_norm_hidden")]
+        joined = mx.concatenate(both[::-1] if mimo else both, axis=-1)
         out: mx.array = layer(joined @ tensors["fc.weight"].T, None, cache)
         return out
 
     outputs = [row(token, h[None, None]) for token, h in zip(tokens[1:], hidden, strict=True)][-1:]
     for token in drafts:
-        outputs.append(row(token, outputs[-1]))
+        outputs.append(row(token, norm(outputs[-1], "norm") if mimo else outputs[-1]))
     return np.array(model.lm_head(norm(mx.concatenate(outputs, axis=1), "norm"))[0])
+
+
+def test_speculators_exports_are_the_same_head(model: nn.Module, tmp_path: Path) -> None:
+    tensors = random_head(model)
+    folder = write_head(tmp_path / "d", as_mimos(without_ones(tensors), "mtp_layers.0."))
+    (folder / "config.json").write_text('{"speculators_model_type": "mtp"}', encoding="utf-8")
+    found = parameters_of(load(folder, Target(model)).rows.network)
+    assert found.keys() == tensors.keys()
+    for name, array in tensors.items():
+        np.testing.assert_allclose(found[name], array, atol=1e-6)
 
 
 def test_what_no_file_states_are_readings(model: nn.Module, tmp_path: Path) -> None:
@@ -289,6 +307,21 @@ def test_damaged_files_name_the_tensor(
     stored: Tensors = {name: array for name, array in tensors.items() if array is not None}
     with pytest.raises((DamagedFileError, UnsupportedModelError), match=words):
         load(write_head(tmp_path / "d", stored), Target(model))
+
+
+@pytest.mark.parametrize(("name", "shape"), [("down_proj", None), ("gate_up_proj", (4, 63, 32))])
+def test_damaged_experts_are_one_line(
+    name: str, shape: tuple[int, ...] | None, tmp_path: Path
+) -> None:
+    model = target_model("qwen3_5_moe")
+    stored = with_fused_experts(random_head(model))
+    damaged = f"layers.0.mlp.experts.{name}"
+    del stored[damaged]
+    if shape is not None:
+        stored[damaged] = mx.zeros(shape)
+    with pytest.raises(DamagedFileError, match="experts") as caught:
+        load(write_head(tmp_path / "d", stored), Target(model))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.fixture(scope="module")

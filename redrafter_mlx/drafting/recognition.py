@@ -33,10 +33,12 @@ SPECULATOR_PREFIX = "speculator."
 """Prefix of an MLP speculator's tensors in files for transformers."""
 
 _MTP_PREFIX = r"(language_model\.)?(model\.)?mtp\."
-_IN_MODEL = re.compile(rf"{_MTP_PREFIX}|model\.layers\.\d+\.(?=eh_proj\.)")
+_IN_MODEL = re.compile(
+    rf"{_MTP_PREFIX}|(model\.)?mtp_layers\.\d+\.|model\.layers\.\d+\.(?=eh_proj\.)"
+)
 """Prefix of an MTP head's tensors in the files of the model that it belongs to.
 
-In DeepSeek-V3's layout it is a further layer of the model."""
+In DeepSeek-V3's layout it is a further layer of the model. Of several heads the first is meant."""
 
 _QWENS = {
     "enorm.": "pre_fc_norm_embedding.",
@@ -44,10 +46,14 @@ _QWENS = {
     "eh_proj.": "fc.",
     "shared_head.norm.": "norm.",
     "shared_head_norm.": "norm.",
+    "token_layernorm.": "pre_fc_norm_embedding.",
+    "hidden_layernorm.": "pre_fc_norm_hidden.",
+    "input_proj.": "fc.",
+    "final_layernorm.": "norm.",
     "mtp_block.": "layers.0.",
     "": "layers.0.",
 }
-"""Names in DeepSeek-V3's layout, and those of Qwen; mlx-vlm's files have `mtp_block`."""
+"""Names in the layouts of DeepSeek-V3, of mlx-vlm, of MiMo and speculators; and Qwen's."""
 
 _COPIES = ("embed_tokens.", "shared_head.head.", "lm_head.", "self_attn.rotary_emb.")
 
@@ -112,6 +118,7 @@ SIGNATURES = (
         MTP,
         (r"pre_fc_norm_hidden\.weight",),
         lacks=(r"(.*\.)?embed_tokens\.(weight|scales)",),
+        named="mtp",
         quantised=True,
     ),
     # The layout of DeepSeek-V3, split off; in a whole model's files, the names have a prefix.
@@ -231,14 +238,14 @@ def of_mtp_head(names: Names) -> list[str]:
 def mtp_names(names: Names) -> dict[str, str]:
     """Return the names of an MTP head's tensors, each with its name in Qwen's own layout.
 
-    Of DeepSeek-V3's layout, copies of the model's embedding and output layer are left out.
+    Of other layouts, copies of the model's embedding and output layer are left out.
     """
     prefix = _prefix_in_model(names)
     if prefix is None:  # files of its own
         bare = {name: name.removeprefix("model.") for name in names}
     else:
         bare = {name: name[len(prefix) :] for name in names if name.startswith(prefix)}
-    if not any(own.startswith("eh_proj.") for own in bare.values()):
+    if not any(own.startswith(("eh_proj.", "input_proj.")) for own in bare.values()):
         return bare
     return {name: _qwens(own) for name, own in bare.items() if not own.startswith(_COPIES)}
 
@@ -257,7 +264,7 @@ def _prefix_in_model(names: Names) -> str | None:
 
 
 def _qwens(name: str) -> str:
-    """Return Qwen's name for a tensor in the layout of DeepSeek-V3."""
+    """Return Qwen's name for a tensor in another layout."""
     part = next(part for part in _QWENS if name.startswith(part))
     return _QWENS[part] + name[len(part) :]
 

@@ -38,7 +38,7 @@ from redrafter_mlx.drafting.published.feature_drafter import (
     FeatureNetwork,
 )
 from redrafter_mlx.drafting.published.network import share_weights
-from redrafter_mlx.drafting.recognition import mtp_names
+from redrafter_mlx.drafting.recognition import OF_SPECULATORS, mtp_names
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.adapter import find_backbone, layers_of
@@ -72,11 +72,10 @@ class MtpConfig(FeatureConfig):
     normed_again: bool
 
     @classmethod
-    def of(cls, target: Target, *, qwen: bool) -> MtpConfig:
-        """Return that of a head of Qwen's, or else of one in the layout of DeepSeek-V3."""
+    def of(cls, target: Target, *, centred: bool, normed_again: bool) -> MtpConfig:
         return cls(
-            centred=qwen,
-            normed_again=qwen,
+            centred=centred,
+            normed_again=normed_again,
             layers=(),
             context_size=target.hidden_size,
             n_layers=1,
@@ -175,7 +174,7 @@ class MtpDrafter(FeatureDrafter, well_formed=True):
 def layer_like(target: Target) -> nn.Module:
     """Return a new layer of the class and the sizes of the target's last layer with attention.
 
-    Raises UnsupportedModelError for a model whose layers mlx-lm makes otherwise.
+    Raises UnsupportedModelError if there is none, or mlx-lm makes it otherwise.
     """
     _, backbone = find_backbone(target.model, target.model_type)
     layers = cast("Sequence[nn.Module]", layers_of(backbone, target.model_type))
@@ -183,11 +182,13 @@ def layer_like(target: Target) -> nn.Module:
     args = getattr(target.model, "args", None)
     if with_attention and args is not None:
         number, layer = with_attention[-1]
-        with contextlib.suppress(TypeError):
-            return cast(Callable[..., nn.Module], type(layer))(args, number)
+        make = cast(Callable[..., nn.Module], type(layer))
+        for given in ((args, number), (args,)):
+            with contextlib.suppress(TypeError):
+                return make(*given)
     raise UnsupportedModelError(
-        f"an {MTP.name} head needs a target whose layers attend and are made by their number; "
-        f"those of {target.model_type} are not"
+        f"an {MTP.name} head needs a target whose layers attend and can be made one by one; "
+        f"those of {target.model_type} do not"
     )
 
 
@@ -203,13 +204,27 @@ def load_mtp(files: DrafterFiles, target: Target) -> MtpDrafter:
     if not sizes:
         raise DamagedFileError(f"{files.tensors.path} lacks tensor {_HIDDEN_NORM}")
     check_pair(sizes[0][0], target.hidden_size, "hidden size")
-    qwen = any(name.endswith(_HIDDEN_NORM) for name in names)
-    network = MtpNetwork(MtpConfig.of(target, qwen=qwen), target)
+    joined = next((name for name, own in names.items() if own.startswith("fc.")), "")
+    is_mimos = "input_proj." in joined and OF_SPECULATORS not in files.config
+    is_deepseeks = "eh_proj." in joined
+    centred = not (is_mimos or is_deepseeks)
+    config = MtpConfig.of(target, centred=centred, normed_again=not is_deepseeks)
+    network = MtpNetwork(config, target)
     arrays = files.tensors.read()
-    own = with_stacked_experts({names[name]: arrays[name] for name in names})
-    own = _with_latent_heads(own, network.layers[0])
+    try:
+        own = with_stacked_experts({names[name]: arrays[name] for name in names})
+        own = _with_latent_heads(own, network.layers[0])
+    except (KeyError, ValueError) as error:
+        raise DamagedFileError(
+            f"{files.tensors.path}: experts or attention are not those of {target.model_type}: "
+            f"{error}"
+        ) from None
     routing = {name: a.astype(mx.float32) for name, a in own.items() if name.endswith(_ROUTING)}
-    fill(network, _dequantised(own, network, files.tensors.path), files, target.dtype)
+    own = _dequantised(own, network, files.tensors.path)
+    if is_mimos and "fc.weight" in own:  # which reads the hidden state first
+        both, H = own["fc.weight"], target.hidden_size
+        own["fc.weight"] = mx.concatenate([both[..., H:], both[..., :H]], axis=-1)
+    fill(network, own, files, target.dtype)
     network.load_weights(list(routing.items()), strict=False)
     return MtpDrafter(network, target).as_trained()
 
