@@ -30,6 +30,14 @@ LATENT: dict[str, object] = {
     "num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": None, "rope_scaling": YARN,
 }  # fmt: skip
+SPARSE: dict[str, object] = {
+    **LATENT, "index_head_dim": 8, "index_n_heads": 2, "index_topk": 6, "n_shared_experts": None,
+    "moe_intermediate_size": 32, "routed_scaling_factor": 1.0, "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid", "norm_topk_prob": True, "n_group": 1, "topk_group": 1,
+    "num_experts_per_tok": 1, "moe_layer_freq": 1, "first_k_dense_replace": 0,
+    "attention_bias": False, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "rope_scaling": None,
+}  # fmt: skip
 
 
 def blocks(*kinds: str) -> dict[str, object]:
@@ -74,6 +82,14 @@ OTHERS: dict[str, dict[str, object]] = {
                  "rope_scaling": {"type": "longrope", "original_max_position_embeddings": 512,
                                   "short_factor": [1.0] * 4, "long_factor": [1.5] * 4}},
     "deepseek_v3": LATENT,
+    # two attentions in a layer, and attention to those keys alone that an indexer chooses
+    "longcat_flash": {**LATENT, "attention_method": "MLA", "zero_expert_type": "identity",
+                      "ffn_hidden_size": 64, "moe_topk": 2, "expert_ffn_hidden_size": 32,
+                      "n_routed_experts": 4, "zero_expert_num": 2, "num_layers": 2,
+                      "mla_scale_q_lora": True, "mla_scale_kv_lora": True,
+                      "routed_scaling_factor": 1.0, "attention_bias": False, "q_lora_rank": 8},
+    "deepseek_v32": SPARSE,
+    "glm_moe_dsa": SPARSE,
 }  # fmt: skip
 
 
@@ -102,7 +118,18 @@ def test_tokens_equal_autoregression(name: str) -> None:
 def test_layers_without_keys_may_be_anywhere_in_a_target_and_in_a_draft_model(
     kinds: tuple[str, ...],
 ) -> None:
-    model = random_model("nemotron-nas", seed=1, vocab_size=258, **blocks(*kinds))
+    assert_answers(random_model("nemotron-nas", seed=1, vocab_size=258, **blocks(*kinds)))
+
+
+@pytest.mark.parametrize("name", ["longcat_flash", "deepseek_v32"])
+def test_a_model_with_two_caches_of_keys_in_a_layer_can_be_a_target_and_a_draft_model(
+    name: str,
+) -> None:
+    assert_answers(random_model(name, seed=1, **{**OTHERS[name], "vocab_size": 258}))
+
+
+def assert_answers(model: nn.Module) -> None:
+    """Compare answers to a text, to cached ones, of a batch and without drafts with mlx-lm's."""
     tokenizer, prompt = byte_tokenizer(), [3, 5, 7, 11]
     text = prompt + plain_tokens(model, prompt, 24)
     redrafter = Redrafter(model, tokenizer, DraftModel(model, tokenizer))
@@ -111,6 +138,7 @@ def test_layers_without_keys_may_be_anywhere_in_a_target_and_in_a_draft_model(
     for begun in (4, 4, 12):  # the later ones begin with a cached text
         answer = redrafter.stream(text[:begun], max_tokens=16, **shape)
         assert [response.token for response in answer] == text[begun : begun + 16]
+    assert [*redrafter.generate(prompt, max_tokens=16, draft=False).token_ids] == text[4:20]
     prompts = [text[:4], text[:9]]
     answers: list[list[int]] = [[], []]
     for i, response in redrafter.batch(prompts, max_tokens=12, **shape):

@@ -17,6 +17,11 @@ from mlx_lm.models.cache import (
 from redrafter_mlx.target_model.adapter import unsupported
 from redrafter_mlx.target_model.row_masks import Backbone
 
+_TREES_IN_LISTS = ("deepseek_v32", "glm_moe_dsa", "longcat_flash")
+"""Models whose layers keep several caches of keys that can all hold a tree: of two attentions, or
+of one that reads only the keys that an indexer chooses, by the tree's mask. MiniMax M3's chooses
+blocks of slots by position, and a node's slot is not its position."""
+
 
 class CacheForm(NamedTuple):
     """One cache of a model, or a list of several for one layer.
@@ -39,7 +44,8 @@ def check_cache(model: nn.Module, model_type: str) -> tuple[list[CacheForm], set
     lists = [[*c.caches] if type(c) is CacheList else [c] for c in made]
     caches = [cache for members in lists for cache in members]
     others = {type(c).__name__ for c in caches} - {"KVCache", "RotatingKVCache", "ArraysCache"}
-    if any(len(members) > 1 and not any(map(_states, members)) for members in lists):
+    of_keys = any(len(members) > 1 and not any(map(_states, members)) for members in lists)
+    if of_keys and model_type not in _TREES_IN_LISTS:
         others.add("CacheList")
     if others:
         raise unsupported(

@@ -164,7 +164,8 @@ class LayerCache:
             if plan.extent <= window_size:
                 window_size = None
         if isinstance(plan, TreePlan):
-            return plan.mask if window_size is None else windowed(plan.mask, window_size)
+            ours = plan.mask if window_size is None else windowed(plan.mask, window_size)
+            return ours[None, None] if return_array and ours.ndim == 2 else ours  # as scores have
         if n == 1 and window_size is None:
             return None
         if return_array or window_size is not None:

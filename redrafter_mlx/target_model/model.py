@@ -101,7 +101,8 @@ class Target:
         self._try_call(windows)
         self.vocab_size = int(self._head(sample).shape[-1])
         self._connect(view)
-        self.row_masks = not self.states and (
+        own = not self.states and not any(form.is_list for form in self._forms)
+        self.row_masks = own and (
             not self._grouped or call_on_rows(self._read, Target.new_cache(self)) is not None
         )
 
