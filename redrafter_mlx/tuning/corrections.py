@@ -27,9 +27,9 @@ and what changed is noticed (test_step_times, test_a_change_of_what_drafts_cost_
 
 _PLAIN_EVERY, _SELDOM = 8, 128
 """One in so many steps is plain until the correction of the shape in use is known, and from then
-on (test_steps_correct_a_profile_that_was_measured_at_a_busy_moment). As seldom, one comparison of
-what seemed too expensive is forgotten (test_what_was_dear_is_tried_again_after_some_hundred_steps).
-"""
+on. As seldom, one comparison of what seemed too expensive is forgotten
+(test_costs_that_are_wrong_at_some_rows_are_found_out_within_forty_steps,
+test_what_was_dear_is_tried_again_after_some_hundred_steps)."""
 
 _PLAIN = PLAIN.nodes
 """The kind of plain steps."""
