@@ -50,7 +50,7 @@ from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.files.tensors import StoredTensors
 
 VOCAB = 258
-SHAPES = [BeamShape(1, 2), BeamShape(1, 4), BeamShape(3, 4), BeamShape(4, 5, 9)]
+SHAPES = [BeamShape(1, 2), BeamShape(3, 4), BeamShape(4, 5, 9)]
 
 
 DEEPSEEKS: dict[str, object] = {
@@ -259,6 +259,22 @@ def test_speculators_exports_are_the_same_head(model: nn.Module, tmp_path: Path)
     assert found.keys() == tensors.keys()
     for name, array in tensors.items():
         np.testing.assert_allclose(found[name], array, atol=1e-6)
+
+
+def test_heads_are_quantised_as_their_targets_are(tmp_path: Path) -> None:
+    """Layers that choose experts to 8 bits, in every reading."""
+    wide = {"hidden_size": 64, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
+    model = hybrid_model("qwen3_5_moe", vocab_size=VOCAB, **wide)
+    folder = write_head(tmp_path / "d", random_head(model))
+    target = Target(model)
+    drafter = DrafterFolder(folder, bits=4).bind(target, byte_tokenizer())
+    assert isinstance(drafter, MtpDrafter)
+    for each in (drafter, *drafter.readings().values()):
+        layer = each.rows.network.layers[0]
+        assert (layer.mlp.gate.bits, layer.mlp.switch_mlp.up_proj.bits) == (8, 4)
+        decoder = Decoder(target.reading(each.features.layers), each, BeamShape(2, 3), GREEDY)
+        said, _, _ = run(decoder, 8)
+        assert said == plain_tokens(model, PROMPT, 8)
 
 
 def test_what_no_file_states_are_readings(model: nn.Module, tmp_path: Path) -> None:

@@ -101,6 +101,8 @@ class MtpNetwork(FeatureNetwork):
         self.pre_fc_norm_hidden = nn.RMSNorm(H, eps)
         self.fc = nn.Linear(2 * H, H, bias=False)
         self.layers = [layer]
+        # Which layers mlx-lm quantises to other bits: those that choose experts.
+        self.quant_predicate = getattr(target.model, "quant_predicate", None)
         self.norm = nn.RMSNorm(H, eps)
 
     @property
