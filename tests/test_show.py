@@ -9,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
+from hybrids import HYBRIDS, hybrid_model
 from tiny import HIDDEN, VOCAB
 from weights_samples import (
     F32,
@@ -25,7 +27,9 @@ from weights_samples import (
 from redrafter_mlx.cli import main
 from redrafter_mlx.drafting.published.medusa import MedusaConfig, MedusaNetwork, save_medusa
 from redrafter_mlx.loading.target import load_target
+from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.fit.machine import planned_machine, this_machine
+from redrafter_mlx.weights.fit.states import state_bytes
 from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY
 
 HEAVY = ("mlx", "mlx.core", "mlx_lm", "transformers", "httpx")
@@ -145,3 +149,30 @@ def test_four_bits_of_a_model_that_is_mostly_an_embedding_are_warned_of(
     with caplog.at_level(logging.WARNING), pytest.raises(Exception, match="tokenizer"):
         load_target(folder, quantize=4)
     assert ("prefer 8" in caplog.text) == warned
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3_next", "qwen3_5", "olmo_hybrid", "granitemoehybrid", "nemotron_h", "falcon_h1",
+             "lfm2"],
+)  # fmt: skip
+def test_the_recurrent_state_of_a_configuration_is_as_large_as_a_sequences(name: str) -> None:
+    target = Target(hybrid_model(name))
+    cache = target.new_cache()
+    target.append(mx.array([[1, 2, 3]]), cache, 0)
+    config = {"num_hidden_layers": 2, "hidden_size": HIDDEN, **HYBRIDS[name]}
+    assert state_bytes(config, float_bytes=4) == cache.state_bytes
+
+
+def test_show_has_the_size_of_a_recurrent_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_folder(tmp_path, llama_model())
+    (tmp_path / "tokenizer.json").write_text("{}")
+    path = tmp_path / "config.json"
+    assert "recurrent state" not in shown(capsys, tmp_path)
+    config = json.loads(path.read_text())
+    sizes = {"num_hidden_layers": 32, "linear_num_value_heads": 32, "linear_num_key_heads": 16,
+             "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+             "full_attention_interval": 4}  # fmt: skip
+    path.write_text(json.dumps({**config, "model_type": "qwen3_5", "text_config": sizes}))
+    assert shown(capsys, tmp_path)["recurrent state"].startswith("52 MB a sequence")

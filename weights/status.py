@@ -8,11 +8,12 @@ from pathlib import Path
 
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.json_file import read_object
-from redrafter_mlx.runtime.paths import bytes_below
+from redrafter_mlx.runtime.paths import bytes_below, human_size
 from redrafter_mlx.weights.chat_template import has_chat_template
 from redrafter_mlx.weights.files.folder import check_model, check_tokenizer
 from redrafter_mlx.weights.fit.model_size import StoredModel
 from redrafter_mlx.weights.fit.needs import stored_model
+from redrafter_mlx.weights.fit.states import state_bytes
 from redrafter_mlx.weights.gguf.architectures import ARCHITECTURES
 from redrafter_mlx.weights.gguf.config import gguf_config
 from redrafter_mlx.weights.gguf.header import parts_of, read_header, weight_types
@@ -23,6 +24,9 @@ from redrafter_mlx.weights.registry import REGISTRY
 from redrafter_mlx.weights.resolve import find_local
 
 _NO_TEMPLATE = "none: it cannot chat; `generate --raw` and /v1/completions continue a text"
+
+_STATE = "{} a sequence, and at each checkpoint of a text that is kept (16 at most)"
+"""The number of checkpoints is that of `decoding/checkpoints.py`, which imports MLX."""
 
 
 @dataclass(frozen=True)
@@ -126,12 +130,14 @@ def _details(path: Path, name: str) -> dict[str, str]:
         bits = quantization.get("bits") if isinstance(quantization, dict) else None
         weights = f"{bits}-bit" if bits else config.get("torch_dtype") or config.get("dtype")
     template = has_chat_template(path, name)
+    states = state_bytes(config)
     known = {
         "architecture": config.get("model_type"),
         "layers": config.get("num_hidden_layers"),
         "hidden size": config.get("hidden_size"),
         "vocabulary": config.get("vocab_size"),
         "context": context_length(config),
+        "recurrent state": None if states is None else _STATE.format(human_size(states)),
         "weights": weights,
         "chat template": "yes" if template else _NO_TEMPLATE,
     }
