@@ -464,6 +464,22 @@ def test_a_call_is_timed_after_one_like_it(monkeypatch: pytest.MonkeyPatch) -> N
     assert repeats[::2] == repeats[1::2]
 
 
+@pytest.mark.parametrize(("seconds", "at_once"), [(1.0, 1), (0.004, 5)])
+def test_short_calls_are_submitted_together_so_that_their_wait_for_the_host_counts_less(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, at_once: int
+) -> None:
+    numbers = list[int]()
+
+    def recording(_: Target, __: Call, times: int) -> float:
+        numbers.append(times)
+        return seconds
+
+    time_calls_by(monkeypatch, recording)
+    monkeypatch.setattr(profile, "step_seconds", lambda *_: seconds)
+    profiler(widest=0).measure(SETUP, budget=60.0)
+    assert {*numbers} == {1, at_once}
+
+
 def test_without_a_drafter_the_targets_calls_alone_are_measured() -> None:
     costs = costs_of(profiler(widest=0).measure(SETUP, budget=0.0))
     assert costs.draft == ()

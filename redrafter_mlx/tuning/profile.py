@@ -54,8 +54,8 @@ that are submitted at once. The shortest is used: other work on the machine only
 (test_a_busy_machine_is_measured_until_its_repeats_agree)."""
 
 _BURST = 0.02
-"""Seconds of short calls that are submitted at once, so that hardly any wait for the host is
-counted (test_a_call_is_timed_after_one_like_it)."""
+"""Seconds of short calls that are submitted at once, so that the wait for the host counts less
+(test_short_calls_are_submitted_together_so_that_their_wait_for_the_host_counts_less)."""
 
 
 class Profiler:
