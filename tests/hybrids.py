@@ -80,6 +80,23 @@ HYBRIDS: dict[str, dict[str, object]] = {
     "lfm2_moe": {**_CONVOLUTIONS, **_EXPERTS, "use_expert_bias": True, "num_dense_layers": 1},
 }  # fmt: skip
 
+WITHOUT_TREES: dict[str, dict[str, object]] = {
+    "mamba": {"state_size": 6, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True,
+              "time_step_rank": 4},
+    "rwkv7": {"head_dim": 8, "norm_eps": 1e-5, "a_low_rank_dim": 8, "v_low_rank_dim": 8,
+              "gate_low_rank_dim": 8, "decay_low_rank_dim": 8},
+    "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2, "expert_layer_offset": 1,
+              "expert_layer_period": 2, "mamba_d_conv": 4, "mamba_d_state": 6, "mamba_expand": 2,
+              "num_experts": 2, "num_experts_per_tok": 1, "mamba_conv_bias": True,
+              "mamba_proj_bias": False, "mamba_dt_rank": 4},
+    "recurrent_gemma": {"attention_bias": False, "conv1d_width": 4, "logits_soft_cap": 30.0,
+                        "attention_window_size": 16, "block_types": ["recurrent", "attention"],
+                        "embeddings_scale_by_sqrt_dim": True, "head_dim": 8},
+    "baichuan_m1": {"sliding_window": 16, "sliding_window_layers": [0], "conv_window": 2,
+                    "num_swa_attention_heads": 4, "num_swa_key_value_heads": 2},
+}  # fmt: skip
+"""Architectures whose recurrence is not one of `target_model/recurrent/`."""
+
 
 def hybrid_model(name: str, seed: int = 3, **changes: object) -> nn.Module:
     """Return a tiny random model of a hybrid architecture."""

@@ -9,11 +9,11 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from decoding import run
-from hybrids import HYBRIDS, hybrid_model
+from hybrids import HYBRIDS, WITHOUT_TREES, hybrid_model
 from mlx_lm.models.cache import make_prompt_cache
 from test_batch import FEW, drafted, follow_a_random_schedule
 from test_target import PROMPTS, sequential_logits, tree_for
-from tiny import VOCAB, Words, byte_tokenizer, plain_tokens, random_drafter
+from tiny import VOCAB, Words, byte_tokenizer, plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.step import Decoder
@@ -21,6 +21,7 @@ from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
@@ -217,3 +218,10 @@ def test_answers_of_an_engine_equal_autoregression_alone_in_batches_and_cancelle
     for _ in range(2):
         answer = [r.token for r in redrafter.stream(longer, max_tokens=16, **shape)]
         assert answer == want[0][8:]
+
+
+@pytest.mark.parametrize("name", WITHOUT_TREES)
+def test_a_recurrence_without_a_form_for_trees_is_refused_by_name(name: str) -> None:
+    model = random_model(name, **WITHOUT_TREES[name])
+    with pytest.raises(UnsupportedModelError, match=rf"^{name} .*recurrence.*trees"):
+        Target(model)
