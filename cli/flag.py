@@ -14,17 +14,13 @@ import typer
 
 from redrafter_mlx.cli.numbers import whole_number
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.words import option_name
 
 POSITIONAL = "_argument"
 """Ends the name of the parameter of a positional argument that has an option, too."""
 
 _WHOLE = (int, int | None)
 """Types of options that `whole_number` reads."""
-
-
-def option_name(field: str) -> str:
-    """Return the option of a field: `--beam-width` for `beam_width`."""
-    return f"--{field.replace('_', '-')}"
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Annotated
 
 from redrafter_mlx.cli import options as opt
-from redrafter_mlx.cli.flag import Flag, option_name
+from redrafter_mlx.cli.flag import Flag
 from redrafter_mlx.cli.numbers import whole_number
 from redrafter_mlx.cli.options import MODEL
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.awake import kept_awake
+from redrafter_mlx.runtime.words import option_name
 
 _CORPUS, _DRAFTER, _TRAINING = "Corpus", "Drafter", "Training"
 _MOST_HOURS = 1000

@@ -28,12 +28,12 @@ from redrafter_mlx.bench.measure.questions import (
     read_questions,
 )
 from redrafter_mlx.bench.measure.runner import Runner, check_draft_model
-from redrafter_mlx.cli.ranges import parse_integers, parse_numbers, parse_words
 from redrafter_mlx.config import AcceptMethod
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.request import Request
 from redrafter_mlx.errors import BadInputError, DownloadError, MismatchError
+from redrafter_mlx.runtime.ranges import parse_integers, parse_numbers, parse_words
 
 PROMPT = [5, 6, 7, 8]
 

@@ -18,6 +18,7 @@ from bench_samples import answer
 from test_chat import Screen
 from tiny import byte_model, byte_tokenizer, random_drafter
 
+from redrafter_mlx.bench import session as bench_session
 from redrafter_mlx.bench.analyse.summary import of_whole_rounds, summarise
 from redrafter_mlx.bench.measure.answers import Answer
 from redrafter_mlx.bench.measure.methods import Method
@@ -25,7 +26,6 @@ from redrafter_mlx.bench.measure.plan import Plan, Prepared, measure
 from redrafter_mlx.bench.measure.questions import Question
 from redrafter_mlx.bench.measure.runner import Run, Runner
 from redrafter_mlx.cli import main, options
-from redrafter_mlx.cli.bench import session as bench_session
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.errors import RedrafterError

@@ -11,10 +11,15 @@ from typing import Any
 import pytest
 from tiny import byte_model, byte_tokenizer, random_drafter, tiny_source
 
+from redrafter_mlx import bench
+from redrafter_mlx.bench import models as bench_models
+from redrafter_mlx.bench import session as bench_session
+from redrafter_mlx.bench.measure.activity import silent
 from redrafter_mlx.bench.measure.runner import Run, Runner
+from redrafter_mlx.bench.models import draft_again, untrain
+from redrafter_mlx.bench.options import BenchOptions, Loading
+from redrafter_mlx.bench.session import Hooks
 from redrafter_mlx.cli import main, options
-from redrafter_mlx.cli.bench import session as bench_session
-from redrafter_mlx.cli.bench.options import BenchOptions, Loading
 from redrafter_mlx.drafting.names import parse
 from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.recurrent import save_drafter
@@ -92,6 +97,37 @@ def test_the_last_line_is_one_object_with_every_field(capsys: pytest.CaptureFixt
     assert model["drafter_hash"]
 
 
+def test_the_library_call_returns_what_the_command_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Times aside; and what the command refuses, it refuses."""
+    options: dict[str, Any] = {"categories": "writing", "max_tokens": 6, "repeats": 1, "warmup": 0,
+                               "beam_width": "1..2", "beam_length": "3"}  # fmt: skip
+    drafter = random_drafter(seed=1, vocab_size=258)
+    hooks = Hooks(lambda *_: Redrafter(byte_model(), byte_tokenizer(), drafter, source=SOURCE))
+    found, printed = (
+        bench.run(bench.BenchOptions(**options), hooks).to_dict(),
+        result(capsys, *SHAPES),
+    )
+    assert found.keys() == printed.keys()
+    assert [as_json(found[name]) for name in ("machine", "models", "protocol")] == [
+        printed[name] for name in ("machine", "models", "protocol")
+    ]
+    same = ("method", "beam_width", "category", "tokens_per_step", "nodes", "matches_baseline")
+    for ours, theirs in zip(as_json(found["rows"]), printed["rows"], strict=True):  # type: ignore[call-overload]
+        assert ours.keys() == theirs.keys()
+        assert [ours[name] for name in same] == [theirs[name] for name in same]
+    for impossible in ({"beam_width": "0"}, {"prompt_tokens": "8,9"}, {"drafter": ("none",)}):
+        with pytest.raises(BadInputError):
+            bench.run(bench.BenchOptions(**{**options, **impossible}), hooks)
+    with pytest.raises(TypeError, match="beam_widht"):
+        bench.BenchOptions(beam_widht="1")
+
+
+def as_json(value: object) -> Any:
+    return json.loads(json.dumps(value))
+
+
 def test_without_shapes_the_automatic_one_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     rows = result(capsys)["rows"]
     drafted = [r for r in rows if r["method"] == "redrafter"]  # type: ignore[attr-defined]
@@ -104,7 +140,7 @@ def test_a_shape_is_labelled_by_what_chooses_it(
 ) -> None:
     """Measured times, or with draws that belong to drafts the default, for which none are taken."""
     measured: list[object] = []
-    monkeypatch.setattr(bench_session, "measure_machine", measured.append)
+    monkeypatch.setattr(bench_session, "measure_machine", lambda m, _: measured.append(m) or [])
     for ways, labels, times in (
         (["--accept", "rejection", "--temperature", "1"], ["redrafter (default shape)"], 0),
         (["--accept", "sample", "--temperature", "1"], ["redrafter (automatic)"], 1),
@@ -124,7 +160,7 @@ def test_without_warm_up_answers_are_those_of_a_machine_that_was_never_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured: list[object] = []
-    monkeypatch.setattr(bench_session, "measure_machine", measured.append)
+    monkeypatch.setattr(bench_session, "measure_machine", lambda m, _: measured.append(m) or [])
     assert main.run([*QUICK, "--warmup", "0"]) == 0
     assert not measured
     assert "redrafter (automatic)" in capsys.readouterr().out
@@ -149,7 +185,7 @@ def test_a_run_resumes_with_the_same_draft_model_alone(
         source = replace(SOURCE, name="draft", fingerprint=next(hashes))
         return LoadedTarget.of(byte_model(), byte_tokenizer(), source)
 
-    monkeypatch.setattr(bench_session, "load_target", load)
+    monkeypatch.setattr(bench_models, "load_target", load)
     line = ["--draft-model", "draft", "--limit", "1", "--answers", str(tmp_path / "a.jsonl")]
     rows = result(capsys, *line)["rows"]
     assert "mlx-lm speculative" in [r["method"] for r in rows]  # type: ignore[attr-defined]
@@ -375,13 +411,13 @@ def test_ctrl_c_prints_what_was_finished_and_the_run_resumes(
 def test_an_error_in_a_later_dtype_leaves_the_figures_of_those_before(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load, loaded = bench_session.load_drafters, list[str]()
+    load, loaded = bench_models.load_drafters, list[str]()
 
-    def failing(options: BenchOptions, loading: Loading) -> dict[str | None, Redrafter]:
+    def failing(options: BenchOptions, loading: Loading, *how: Any) -> dict[str | None, Redrafter]:
         loaded.append(loading.label)
         if len(loaded) > 1:
             raise BadInputError("the model is quantised to 4 bits")
-        return load(options, loading)
+        return load(options, loading, *how)
 
     monkeypatch.setattr(bench_session, "load_drafters", failing)
     found = result(capsys, *SHAPES, "--dtype", "float32,float16", status=1)
@@ -452,9 +488,9 @@ def test_further_drafters_have_the_memory_that_all_ranks_agreed_on() -> None:
     limits = EngineOptions(max_batch=3, memory_bytes=123_456_789)
     drafter = random_drafter(seed=1, vocab_size=258)
     first = Redrafter(byte_model(), byte_tokenizer(), drafter, source=SOURCE, engine=limits)
-    untrained = bench_session._untrained(first)
+    untrained = untrain(first)
     assert untrained is not None
-    for further in (untrained, bench_session._again(first, prepare_drafter(parse("lookup")), True)):
+    for further in (untrained, draft_again(first, prepare_drafter(parse("lookup")), True, silent)):
         assert further.limits == limits
 
 

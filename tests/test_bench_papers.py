@@ -19,18 +19,18 @@ from paper_samples import (  # noqa: F401
 )
 from tiny import byte_model, byte_tokenizer, random_drafter
 
+from redrafter_mlx.bench import models as bench_models
 from redrafter_mlx.bench.analyse.summary import Row, summarise
+from redrafter_mlx.bench.checks import check_measurement
 from redrafter_mlx.bench.measure.answers import Answer
 from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.bench.measure.runner import Run, Runner
+from redrafter_mlx.bench.options import BenchOptions
+from redrafter_mlx.bench.paper_run import fill, installed_drafters
 from redrafter_mlx.bench.papers.columns import Layout, paper_table, settings_of
 from redrafter_mlx.bench.papers.evidence import Evidence
 from redrafter_mlx.bench.papers.protocols import find_protocol
 from redrafter_mlx.cli import main, options
-from redrafter_mlx.cli.bench import session as bench_session
-from redrafter_mlx.cli.bench.checks import check_measurement
-from redrafter_mlx.cli.bench.options import BenchOptions
-from redrafter_mlx.cli.bench.paper import fill, installed_drafters
 from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.loading.target import LoadedTarget
@@ -96,7 +96,7 @@ def test_mlx_lms_speculative_decoding_is_one_of_the_methods(
 ) -> None:
     """In the tables that have rows for it; the others refuse its option."""
     draft = LoadedTarget.of(byte_model(), byte_tokenizer(), SOURCE)
-    monkeypatch.setattr(bench_session, "load_target", lambda *_, **__: draft)
+    monkeypatch.setattr(bench_models, "load_target", lambda *_, **__: draft)
     asked = [*questions, *ONCE, "--draft-model", "m", "--drafter", "x"]
     found = paper(capsys, "table1", *asked, "--num-draft-tokens", "2,3")
     (measured,) = found["paper"]["measured"]
@@ -128,7 +128,7 @@ def test_options_of_a_table_that_no_longer_apply_are_dropped(
 ) -> None:
     (tmp_path / "questions").write_text("one\ntwo\nthree\nfour\n")
     given = {"questions": (str(tmp_path / "questions"),), "drafter": ("x",), **given}
-    asked = BenchOptions(paper=table, **given)  # type: ignore[arg-type]
+    asked = BenchOptions(**given)  # type: ignore[arg-type]
     found = fill(find_protocol(table), asked, given)
     assert {name: getattr(found, name) for name in kept} == kept
     check_measurement(found)

@@ -99,6 +99,6 @@ def test_what_a_report_says_of_its_command_has_the_model(
 ) -> None:
     """`bench` is handed what the command line sets, however it was set."""
     given: list[object] = []
-    monkeypatch.setattr("redrafter_mlx.cli.bench.run.run", lambda _, names: given.append(names))
+    monkeypatch.setattr("redrafter_mlx.cli.bench.run.run", lambda *got: given.append(got[-1]))
     main.run(["bench", "org/some-model", "--limit", "3"])
     assert given == [{"model", "limit"}]

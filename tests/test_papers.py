@@ -23,6 +23,8 @@ from redrafter_mlx.bench.analyse.grid import grids
 from redrafter_mlx.bench.analyse.summary import summarise
 from redrafter_mlx.bench.measure.likelihood import likelihood
 from redrafter_mlx.bench.measure.plan import resized
+from redrafter_mlx.bench.options import BenchOptions
+from redrafter_mlx.bench.paper_run import installed_drafters
 from redrafter_mlx.bench.papers.answer_tables import (
     accepted_along,
     correlation,
@@ -32,8 +34,6 @@ from redrafter_mlx.bench.papers.answer_tables import (
 from redrafter_mlx.bench.papers.protocols import PROTOCOLS
 from redrafter_mlx.bench.papers.published import CHIPS, authors_grid, published
 from redrafter_mlx.cli import main, options
-from redrafter_mlx.cli.bench.options import BenchOptions
-from redrafter_mlx.cli.bench.paper import installed_drafters
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.speculation.sampling import log_softmax
 

@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from redrafter_mlx.bench.measure.load_client import Load, Server, ask, measure_in_turn
+from redrafter_mlx.bench.options import MOST_AT_ONCE
 from redrafter_mlx.cli import options as opt
-from redrafter_mlx.cli.bench.options import MOST_AT_ONCE
 from redrafter_mlx.cli.flag import Flag
 from redrafter_mlx.cli.progress import describe_count, progress_bars
-from redrafter_mlx.cli.ranges import parse_integers
 from redrafter_mlx.cli.terminal import StopKey, console
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.busy_machine import BusyMachine
+from redrafter_mlx.runtime.ranges import parse_integers
 
 if TYPE_CHECKING:
     from redrafter_mlx.bench.analyse.serving import ServingRow

@@ -12,7 +12,7 @@ import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.chat import commands as chat_commands
-from redrafter_mlx.cli.flag import Flag, option_name
+from redrafter_mlx.cli.flag import Flag
 from redrafter_mlx.cli.offer import offer_drafter
 from redrafter_mlx.cli.prefill_line import PrefillLine
 from redrafter_mlx.cli.serve import API_KEY
@@ -30,6 +30,7 @@ from redrafter_mlx.cli.terminal import (
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.errors import BadInputError, RedrafterError
 from redrafter_mlx.runtime.launched import leave_to_rank_0
+from redrafter_mlx.runtime.words import option_name
 
 if TYPE_CHECKING:
     from redrafter_mlx.cli.chat.remote import RemoteModel, RemoteSession, RemoteToken

@@ -1,12 +1,13 @@
-"""The options of `bench`, and the values parsed from their lists; `checks.py` refuses mistakes."""
+"""The options of a measurement, and the values parsed from their lists; see `checks`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from redrafter_mlx.bench.measure.activity import Activity, silent
 from redrafter_mlx.bench.measure.questions import (
     OWN_QUESTIONS,
     Question,
@@ -14,10 +15,6 @@ from redrafter_mlx.bench.measure.questions import (
     fetch_mt_bench,
     read_questions,
 )
-from redrafter_mlx.cli import options as opt
-from redrafter_mlx.cli.flag import Flag
-from redrafter_mlx.cli.options import MODEL
-from redrafter_mlx.cli.ranges import each_once, parse_integers, parse_numbers, parse_words
 from redrafter_mlx.config import (
     AcceptMethod,
     DType,
@@ -27,17 +24,17 @@ from redrafter_mlx.config import (
 )
 from redrafter_mlx.drafting.names import AUTO
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.ranges import each_once, parse_integers, parse_numbers, parse_words
 
 if TYPE_CHECKING:
     from redrafter_mlx.bench.measure.methods import Method
     from redrafter_mlx.bench.measure.plan import Conversation, Plan, Prepared, Thresholds
     from redrafter_mlx.engine.engine import Redrafter
 
-_PAPER, _SHAPE, _ASK, _OUT = "Papers", "Shapes and methods", "Questions", "Output"
 MOST_AT_ONCE = 256
 """Maximum number of requests that an engine decodes at once, see EngineOptions."""
 
-_Label = Literal[DType, "4bit", "8bit"]
+Label = Literal[DType, "4bit", "8bit"]
 _QUANTIZED = {"4bit": ("auto", 4), "8bit": ("auto", 8)}
 
 
@@ -45,91 +42,52 @@ class Loading(NamedTuple):
     """One way to load the target: its `--dtype` label, and the loader's options for it."""
 
     label: str
-    dtype: str
+    dtype: DType
     quantize: int | None
 
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What is measured, and how the result is presented."""
+    """What is measured: options by the names that `redrafter-mlx bench --help` explains.
 
-    # fmt: off
-    paper: Annotated[str | None, Flag(
-        "Measure what a table of the papers measures, and print the published figures beside it; "
-        "other options win over the table's own. See docs/papers.md.", "TABLE", _PAPER)] = None
-    beam_width: Annotated[str | None, Flag(
-        "Candidates: 3, 1..4, 1-4 or 1,2,4. [default: the automatic shape]", "W", _SHAPE)] = None
-    beam_length: Annotated[str | None, Flag(
-        "Tokens in a candidate, the first included; as --beam-width.", "L", _SHAPE)] = None
-    max_nodes: Annotated[int | None, Flag(opt.MAX_NODES.help, "N", _SHAPE)] = None
-    prefixes: Annotated[str, Flag(
-        "Verify all prefixes that the beam search kept; final: only those of its final candidates, "
-        "as the paper does; separate: those unmerged. Several are measured in turn.",
-        "all|final|separate,...", _SHAPE)] = "all"
-    accept: Annotated[str | None, Flag(
-        "greedy, sample, rejection, typical; several are measured in turn. "
-        "[default: greedy at temperature 0, else sample]", "METHOD,...", _SHAPE)] = None
-    temperature: Annotated[str, Flag("One or several, such as 0,0.7,1.", "T,...", _SHAPE)] = "0"
-    epsilon: Annotated[str | None, Flag(
-        "Typical: a draft of at least this probability is accepted; one or several.", "E,...",
-        _SHAPE)] = None
-    delta: Annotated[str | None, Flag(
-        "Typical: so is one above D * exp(-entropy); each with every --epsilon.", "D,...",
-        _SHAPE)] = None
-    batch_size: Annotated[str | None, Flag(
-        "Requests at once, such as 1,2,4,8: with drafts and without, beside mlx-lm's own batches.",
-        "B,...", _SHAPE)] = None
-    draft_model: Annotated[str | None, Flag(
-        "Also measure mlx-lm's own speculative decoding with this model.", "NAME|REPO|PATH",
-        _SHAPE)] = None
-    num_draft_tokens: Annotated[str | None, Flag(
-        "Drafts a call with --draft-model; as --beam-width. [default: 3]", "N", _SHAPE)] = None
-    questions: Annotated[tuple[str, ...], Flag(
-        "MT-Bench, Spec-Bench, Alpaca, ShareGPT, OpenAI chat, JSONL or plain lines; may be given "
-        "several times. [default: our own 16]", "FILE", _ASK)] = ()
-    mt_bench: Annotated[bool, Flag("MT-Bench's 80 questions, from the Hub.", panel=_ASK)] = False
-    categories: Annotated[str | None, Flag("Only these.", "NAME,...", _ASK)] = None
-    limit: Annotated[int | None, Flag(opt.LIMIT.help, "N", _ASK)] = None
-    raw: Annotated[bool, Flag(
-        "Ask the questions as plain text, without chat template.", panel=_ASK)] = False
-    prompt_tokens: Annotated[str | None, Flag(
-        "Repeat or cut each prompt to exactly N tokens.", "N", _ASK)] = None
-    max_tokens: Annotated[int, opt.MAX_TOKENS] = 128
-    ignore_eos: Annotated[bool, Flag("Answers of exactly --max-tokens tokens.", panel=_ASK)] = False
-    repeats: Annotated[int, Flag(
-        "Answers to each question by each method.", "N", names=("--repeats", "-r"))] = 3
-    warmup: Annotated[int, Flag(
-        "Answers by each method before timing; 0 measures no costs of this machine before, either.",
-        "N")] = 1
-    delay: Annotated[float, Flag("Seconds of rest before each answer.", "S")] = 0.0
-    seed: Annotated[int, Flag("Of sampled answers.", "N")] = 0
-    json: Annotated[bool, Flag("Print one JSON object, on the last line.", panel=_OUT)] = False
-    plot: Annotated[str | None, Flag(
-        "The heatmap, tokens/step and speedup as a picture.", "FILE.png", _OUT)] = None
-    answers: Annotated[str | None, Flag(
-        "Every answer as a JSON line, in Spec-Bench's form. If the file is there, the run resumes "
-        "where it ends.", "FILE", _OUT)] = None
-    report: Annotated[str | None, Flag(
-        "A folder to share: tables, pictures, the profile, machine, versions and command.", "DIR",
-        _OUT, ("--report", "--output", "-o"))] = None
-    compare: Annotated[tuple[str, str] | None, Flag(
-        "Measure nothing; compare two results of --json, or two folders of --report.", "A B",
-        _OUT)] = None
-    drafter: Annotated[tuple[str, ...], Flag(
-        "As in generate; random is the first of them, or else the trained one, with its weights "
-        "shuffled. Given several times, all are measured in turn. [default: auto]",
-        "auto|trained|lookup|random|none|PATH", MODEL)] = ()
-    drafter_bits: Annotated[int | None, Flag(opt.DRAFTER_BITS.help, "4|8|16", MODEL)] = None
-    model: Annotated[str | None, opt.TARGET] = None
-    dtype: Annotated[str, Flag(
-        f"{', '.join(get_args(_Label))}; several are loaded in turn.", "TYPE,...", MODEL)] = "auto"
-    quantize: Annotated[int | None, Flag("4 is --dtype 4bit, and 8 is 8bit.", "4|8", MODEL)] = None
-    offline: Annotated[bool, opt.OFFLINE] = False
-    # fmt: on
+    Lists are text, such as "1..4" or "1,2,4" for whole numbers and "0,0.7" for others. None leaves
+    an option out.
+    """
+
+    beam_width: str | None = None
+    beam_length: str | None = None
+    max_nodes: int | None = None
+    prefixes: str = "all"
+    accept: str | None = None
+    temperature: str = "0"
+    epsilon: str | None = None
+    delta: str | None = None
+    batch_size: str | None = None
+    draft_model: str | None = None
+    num_draft_tokens: str | None = None
+    questions: tuple[str, ...] = ()
+    mt_bench: bool = False
+    categories: str | None = None
+    limit: int | None = None
+    raw: bool = False
+    prompt_tokens: str | None = None
+    max_tokens: int = 128
+    ignore_eos: bool = False
+    repeats: int = 3
+    warmup: int = 1
+    delay: float = 0.0
+    seed: int = 0
+    answers: str | None = None
+    drafter: tuple[str, ...] = ()
+    drafter_bits: int | None = None
+    model: str | None = None
+    dtype: str = "auto"
+    quantize: int | None = None
+    offline: bool = False
     only: tuple[Question, ...] = ()
-    """Questions used if no option gives any; not an option itself."""
+    """Questions used if no option gives any."""
     turns: int = 1
-    """Turns of each conversation that are asked; not an option itself."""
+    """Turns of each conversation that are asked."""
 
     @cached_property
     def batch_sizes(self) -> list[int]:
@@ -158,7 +116,7 @@ class BenchOptions:
                     f"{named} already; give one of them"
                 )
             named = f"{self.quantize}bit"
-        labels = _choices("--dtype", named, _Label)
+        labels = _choices("--dtype", named, Label)
         return [Loading(label, *_QUANTIZED.get(label, (label, None))) for label in labels]
 
     @cached_property
@@ -213,12 +171,13 @@ class BenchOptions:
         methods: Sequence[Method],
         length: int | None = None,
         loaded: Redrafter | None = None,
+        activity: Activity = silent,
     ) -> Plan:
         """Return the plan for one loading and one length of prompts, see `prepared`."""
         from redrafter_mlx.bench.measure.plan import Plan
 
         return Plan(
-            questions=self.prepared(loaded, length),
+            questions=self.prepared(loaded, length, activity),
             methods=methods,
             dtype=dtype,
             max_tokens=self.max_tokens,
@@ -229,7 +188,9 @@ class BenchOptions:
             prompt_tokens=length,
         )
 
-    def prepared(self, loaded: Redrafter | None, length: int | None) -> list[Prepared]:
+    def prepared(
+        self, loaded: Redrafter | None, length: int | None, activity: Activity = silent
+    ) -> list[Prepared]:
         """Return the questions with their encoded prompts, which are empty without a model.
 
         length: number of tokens to which every prompt is repeated or cut; None leaves it unchanged
@@ -237,7 +198,6 @@ class BenchOptions:
         from redrafter_mlx.bench.measure.methods import BASELINE, Method
         from redrafter_mlx.bench.measure.plan import prepared_turns, resized
         from redrafter_mlx.bench.measure.runner import Runner
-        from redrafter_mlx.cli.progress import describe_count, progress_bars
 
         def encode(messages: Conversation) -> list[int]:
             text = "\n\n".join(message["content"] for message in messages)
@@ -260,7 +220,7 @@ class BenchOptions:
         if loaded is None or self.prompts == len(self.chosen):
             return [*prepared_turns(self.chosen, self.turns, encode, answer)]
         found = []
-        with progress_bars("answering first turns", describe_count) as progress:
+        with activity("answering first turns", "{} of {}".format) as progress:
             for prepared in prepared_turns(self.chosen, self.turns, encode, answer):
                 found.append(prepared)
                 progress("prompts", len(found), self.prompts)

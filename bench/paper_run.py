@@ -1,4 +1,4 @@
-"""`redrafter-mlx bench --paper`: repeat the measurement of a paper's table on the given model."""
+"""Repeats the measurement of a paper's table on the given model."""
 
 from __future__ import annotations
 
@@ -9,50 +9,45 @@ from pathlib import Path
 from typing import NamedTuple
 
 from redrafter_mlx.bench.analyse.result import Result
+from redrafter_mlx.bench.checks import check_measurement
+from redrafter_mlx.bench.collected import Collected, training_options
+from redrafter_mlx.bench.options import BenchOptions
 from redrafter_mlx.bench.papers.evidence import Evidence
-from redrafter_mlx.bench.papers.protocols import PaperProtocol, find_protocol
+from redrafter_mlx.bench.papers.protocols import PaperProtocol
 from redrafter_mlx.bench.papers.report import Difference, PaperResult, differences
-from redrafter_mlx.cli.bench.checks import check_measurement
-from redrafter_mlx.cli.bench.collected import Collected, training_options
-from redrafter_mlx.cli.bench.options import BenchOptions
-from redrafter_mlx.cli.bench.session import run_session
-from redrafter_mlx.cli.flag import option_name
-from redrafter_mlx.cli.ranges import parse_numbers, parse_words
+from redrafter_mlx.bench.session import Hooks, Outcome, run_session
 from redrafter_mlx.distill.report.metrics import METRICS, read_metrics
 from redrafter_mlx.drafting.host_drafters import LOOKUP
 from redrafter_mlx.drafting.installed import list_drafters
 from redrafter_mlx.drafting.names import AUTO, TRAINED
 from redrafter_mlx.errors import BadInputError, ModelNotFoundError
 from redrafter_mlx.runtime.launched import launched_rank
-from redrafter_mlx.runtime.words import count
+from redrafter_mlx.runtime.ranges import parse_numbers, parse_words
+from redrafter_mlx.runtime.words import count, option_name
 from redrafter_mlx.weights.registry import DEFAULT_MODEL
 
-_ELSEWHERE = ("paper", "json", "plot", "answers", "questions", "mt_bench", "limit", "model",
-              "offline", "seed")  # fmt: skip
+_ELSEWHERE = ("answers", "questions", "mt_bench", "limit", "model", "offline", "seed")
 """Options that a table shows in other ways, or that change no figure but by chance."""
 
 
+_NOTHING = Outcome([], False, [])
+
+
 class PaperRun(NamedTuple):
-    """A table, the results that it was computed from, and the exit status."""
+    """A table, and the measurement that it was computed from, which may be empty."""
 
     paper: PaperResult
-    results: Sequence[Result]
-    status: int
+    outcome: Outcome
 
 
-def run_paper(asked: BenchOptions, given: Collection[str]) -> PaperRun:
-    """Measure a table; `given` names the options of the command line, which override the table's.
-
-    Raises BadInputError for an option that the table does not use.
-    """
-    protocol = find_protocol(asked.paper or "")
-    options = fill(protocol, asked, given)
+def run_paper(
+    protocol: PaperProtocol, options: BenchOptions, given: Collection[str], hooks: Hooks
+) -> PaperRun:
+    """Measure a table with the options that `fill` returned for the `given` ones."""
     if not protocol.answers:
         return _unmeasured(protocol, options)
     changed = _changed(protocol, options, given)
-    if options.plot is not None and len(options.widths) * len(options.lengths) < 2:
-        raise BadInputError(f"--paper {protocol.name} has one beam shape; leave out --plot")
-    check_measurement(options)
+    check_measurement(options, None if options.batch_sizes else 1)
     if protocol.inspects == "draft costs" and len(options.drafters) > 1:
         raise BadInputError(f"--paper {protocol.name} is of one drafter; give one --drafter")
     if protocol.inspects in ("likelihoods", "draft costs") and launched_rank() is not None:
@@ -60,14 +55,17 @@ def run_paper(asked: BenchOptions, given: Collection[str]) -> PaperRun:
             f"--paper {protocol.name} looks at the model in one process; run it without mlx.launch"
         )
     merged = protocol.inspects == "packed sizes" and options.max_nodes is None
-    seen = Collected(protocol.inspects, choose_capacity=merged)
-    results, status, answers = run_session(options, seen.inspect, seen.prepare)
-    evidence = seen.evidence(results, answers)
-    return PaperRun(_paper(protocol, evidence, results[0], changed), results, status)
+    seen = Collected(protocol.inspects, merged, hooks.activity)
+    outcome = run_session(options, replace(hooks, prepare=seen.prepare, inspect=seen.inspect))
+    evidence = seen.evidence(outcome.results, outcome.answers)
+    return PaperRun(_paper(protocol, evidence, outcome.results[0], changed), outcome)
 
 
 def fill(protocol: PaperProtocol, asked: BenchOptions, given: Collection[str]) -> BenchOptions:
-    """Return the options, with the table's own values for those that the command line omits."""
+    """Return the options, with the table's own values for those that are not `given` by name.
+
+    Raises BadInputError for an option that the table does not use.
+    """
     own = {name: value for name, value in protocol.options.items() if name not in given}
     if "questions" in given:
         own.pop("mt_bench", None)
@@ -132,7 +130,7 @@ def _unmeasured(protocol: PaperProtocol, options: BenchOptions) -> PaperRun:
     if protocol.rows is None:
         theirs = vars(published.setting).items()
         here = tuple(Difference(name, value, "not measured") for name, value in theirs)
-        return PaperRun(PaperResult(protocol.name, published, (), here), [], 0)
+        return PaperRun(PaperResult(protocol.name, published, (), here), _NOTHING)
     folders: dict[str | None, Path] = {name: _path(name) for name in options.drafters}
     logs = {name: read_metrics(folder) for name, folder in folders.items()}
     for name, log in logs.items():
@@ -148,7 +146,7 @@ def _unmeasured(protocol: PaperProtocol, options: BenchOptions) -> PaperRun:
         Difference("model", published.setting.model, ", ".join(targets) or "not known"),
         Difference("questions", published.setting.questions, "held-out texts of each run"),
     )
-    return PaperRun(PaperResult(protocol.name, published, measured, here), [], 0)
+    return PaperRun(PaperResult(protocol.name, published, measured, here), _NOTHING)
 
 
 def _paper(
