@@ -44,7 +44,9 @@ from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.drafter_files import parameters_of
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Seen
+from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.published.mtp import MtpDrafter, layer_like
+from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.files.tensors import StoredTensors
@@ -168,6 +170,18 @@ def test_rows_that_join_and_leave_accept_what_they_would_alone(
     for each in sequences:
         want = [r.tokens for r in each.alone(decoder).results]
         assert [r.tokens for r in each.results] == want
+
+
+def test_conversations_say_what_plain_ones_do(model: nn.Module, tmp_path: Path) -> None:
+    """Its memory persists over the turns with the states that the hybrid keeps."""
+    drafter = load(write_head(tmp_path / "d", random_head(model)), Target(model))
+    session = Redrafter(model, byte_tokenizer(), drafter, host_drafters=(Lookup(3),)).session()
+    plain = Redrafter(model, byte_tokenizer()).session()
+    fixed = {"beam_width": 3, "beam_length": 4}
+    sampled = {"accept": "rejection", "temperature": 1e-3, "seed": 1, **fixed}
+    for turn, options in (("1", {}), ("2", {"draft": False}), ("3", fixed), ("4", sampled)):
+        said = "".join(r.text for r in session.stream(turn, max_tokens=10, **options))
+        assert said == "".join(r.text for r in plain.stream(turn, max_tokens=10))
 
 
 PACKAGINGS = {
