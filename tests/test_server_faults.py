@@ -366,7 +366,7 @@ def test_while_a_model_is_loaded_requests_are_told_to_come_back(model: Redrafter
         wait_until_ready(url)
 
 
-def test_a_model_that_could_not_be_loaded_is_tried_again_with_a_request() -> None:
+def test_a_model_that_could_not_be_loaded_is_unhealthy_until_a_request_loads_it() -> None:
     loads = 0
 
     def load() -> Redrafter:
@@ -376,12 +376,17 @@ def test_a_model_that_could_not_be_loaded_is_tried_again_with_a_request() -> Non
             raise DamagedFileError("the disk is gone")
         return tiny_redrafter()
 
-    with client(ModelHost("tiny", load)) as api:
+    tried = ModelHost("tiny", load)
+    with running(tried) as url:
+        wait_for(lambda: not tried.starting)
         body = {**ASKED, "max_tokens": 2}
-        failed = api.post(CHAT, json=body)
+        assert httpx.get(f"{url}/health").status_code == 503
+        failed = httpx.post(url + CHAT, json=body)
         assert failed.status_code == 500
         assert failed.json()["error"]["message"] == "the disk is gone"
-        assert api.post(CHAT, json=body).status_code == 200
+        assert httpx.get(f"{url}/health").status_code == 503
+        assert httpx.post(url + CHAT, json=body, timeout=DEADLINE).status_code == 200
+        assert httpx.get(f"{url}/health").status_code == 200
 
 
 def test_an_idle_model_is_unloaded_and_a_request_loads_it_again() -> None:

@@ -182,9 +182,11 @@ class Information:
         return HTMLResponse(page, headers=headers)
 
     async def health(self, _: Request) -> Response:
-        """Return 200 if requests are answered, 503 while the model first loads or work stalls."""
+        """Return 200, or 503 until the model has been loaded once, and while work stalls."""
         if self.host.starting:
             return JSONResponse({"status": "loading model"}, 503, {"Retry-After": "2"})
+        if self.host.failed:
+            return JSONResponse({"status": "the model could not be loaded"}, 503)
         if self.host.stalled(_STALL_SECONDS):
             return JSONResponse({"status": "work waits and nothing moves"}, 503)
         return JSONResponse({"status": "ok"})

@@ -38,6 +38,7 @@ class ModelHost:
 
     loaded:   None while the model is not in memory
     starting: whether the first loading has not finished yet
+    failed:   whether the first loading failed, and none has succeeded since
     in_thread: whether a thread is loading it, which goes on if nobody waits any more
     """
 
@@ -52,6 +53,7 @@ class ModelHost:
         self._facts: dict[str, object] = {"drafting": None, "dtype": None}
         self._context_length: int | None = None
         self.starting = True
+        self.failed = False
         self.in_thread = False
         self._created = int(time.time())
         self._loading: asyncio.Task[Hosted] | None = None
@@ -99,7 +101,7 @@ class ModelHost:
         try:
             await self._get()
         except Exception:  # cancelled, its thread still loads
-            self.starting = False
+            self.starting, self.failed = False, True
             raise
         self.starting = False
         self._plan_unloading()
@@ -140,6 +142,7 @@ class ModelHost:
             self.loaded = await in_daemon_thread(self._load_in_thread)
         finally:
             self._loading = None
+        self.failed = False
         model = self.loaded.model
         self._context_length = model.context_length
         dtype = None if model.source is None else model.source.dtype
