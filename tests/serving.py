@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx2 as httpx
 import uvicorn
@@ -30,6 +32,15 @@ from redrafter_mlx.server.hosting import ModelHost
 from redrafter_mlx.server.options import ServerOptions
 
 CONTEXT = 2048
+KEY = "secret"
+ASKED = [{"role": "user", "content": "hello hello hello"}]
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+"""Schema of a tool's arguments."""
 
 
 class AlwaysDrafting(Redrafter):
@@ -73,6 +84,22 @@ def running(host: ModelHost, **options: object) -> Iterator[str]:
 def wait_until_ready(url: str) -> None:
     """Wait until the model is in memory."""
     wait_for(lambda: httpx.get(f"{url}/health", timeout=DEADLINE).status_code == 200)
+
+
+@contextlib.contextmanager
+def ready(model: Redrafter, **options: object) -> Iterator[str]:
+    """Serve a model within the context; yields the server's URL once the model is in memory."""
+    with running(host(model), **options) as url:
+        wait_until_ready(url)
+        yield url
+
+
+def named_events(text: str) -> list[dict[str, Any]]:
+    """Return the events of a stream, each of which is named as its type."""
+    blocks = [block.split("\n") for block in text.strip().split("\n\n")]
+    events = [json.loads(data.removeprefix("data: ")) for _, data in blocks]
+    assert [kind.removeprefix("event: ") for kind, _ in blocks] == [e["type"] for e in events]
+    return events
 
 
 class Held:

@@ -16,7 +16,19 @@ pytest.importorskip("starlette", reason="needs the extra `serve`")
 from anthropic.types import RawMessageStreamEvent  # noqa: E402
 from pydantic import Discriminator, TypeAdapter  # noqa: E402
 from scripted import Scripted  # noqa: E402
-from serving import CONTEXT, hold, host, running, tiny_redrafter, wait_until_ready  # noqa: E402
+from serving import (  # noqa: E402
+    ASKED,
+    CITY,
+    CONTEXT,
+    KEY,
+    hold,
+    host,
+    named_events,
+    ready,
+    running,
+    tiny_redrafter,
+    wait_until_ready,
+)
 from waiting import wait_for  # noqa: E402
 
 from redrafter_mlx.engine.engine import Redrafter  # noqa: E402
@@ -24,15 +36,7 @@ from redrafter_mlx.server import sse  # noqa: E402
 
 PATH = "/v1/messages"
 COUNT = f"{PATH}/count_tokens"
-ASKED = [{"role": "user", "content": "hello hello hello"}]
-KEY = "secret"
-SCHEMA = {
-    "type": "object",
-    "properties": {"city": {"type": "string"}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
-TOOL = {"name": "weather", "description": "Tells it.", "input_schema": SCHEMA}
+TOOL = {"name": "weather", "description": "Tells it.", "input_schema": CITY}
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
 EVENT = TypeAdapter(Annotated[get_args(RawMessageStreamEvent)[0], Discriminator("type")])
 
@@ -44,8 +48,7 @@ def model() -> Redrafter:
 
 @pytest.fixture(scope="module")
 def url(model: Redrafter) -> Iterator[str]:
-    with running(host(model), api_key=KEY, max_body=1) as url:
-        wait_until_ready(url)
+    with ready(model, api_key=KEY, max_body=1) as url:
         yield url
 
 
@@ -61,8 +64,7 @@ def writer() -> Scripted:
 
 @pytest.fixture(scope="module")
 def written(writer: Scripted) -> Iterator[str]:
-    with running(host(writer)) as url:
-        wait_until_ready(url)
+    with ready(writer) as url:
         yield url
 
 
@@ -77,9 +79,7 @@ def answer(
     body = {"model": "tiny", "max_tokens": 1000, "messages": ASKED, **asked}
     streamed = httpx.post(f"{url}{PATH}?beta=true", json={**body, "stream": True}, timeout=60)
     assert streamed.status_code == 200, streamed.text
-    blocks = [block.split("\n") for block in streamed.text.strip().split("\n\n")]
-    events = [json.loads(data.removeprefix("data: ")) for _, data in blocks]
-    assert [kind.removeprefix("event: ") for kind, _ in blocks] == [e["type"] for e in events]
+    events = named_events(streamed.text)
     for event in events:
         if event["type"] != "ping":
             EVENT.validate_python(event)

@@ -15,23 +15,27 @@ pytest.importorskip("starlette", reason="needs the extra `serve`")
 from openai.types.responses import ResponseStreamEvent  # noqa: E402
 from pydantic import Discriminator, TypeAdapter  # noqa: E402
 from scripted import Scripted  # noqa: E402
-from serving import CONTEXT, hold, host, running, tiny_redrafter, wait_until_ready  # noqa: E402
+from serving import (  # noqa: E402
+    ASKED,
+    CITY,
+    CONTEXT,
+    KEY,
+    hold,
+    host,
+    named_events,
+    ready,
+    running,
+    tiny_redrafter,
+    wait_until_ready,
+)
 from waiting import wait_for  # noqa: E402
 
 from redrafter_mlx.engine.engine import Redrafter  # noqa: E402
 from redrafter_mlx.server import sse  # noqa: E402
 
 PATH = "/v1/responses"
-ASKED = [{"role": "user", "content": "hello hello hello"}]
-KEY = "secret"
 CALL = '<tool_call>{"name": "NAME", "arguments": ARGS}</tool_call>'
-SCHEMA = {
-    "type": "object",
-    "properties": {"city": {"type": "string"}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
-TOOL = {"type": "function", "name": "weather", "parameters": SCHEMA}
+TOOL = {"type": "function", "name": "weather", "parameters": CITY}
 EVENT = TypeAdapter(Annotated[get_args(ResponseStreamEvent)[0], Discriminator("type")])
 
 
@@ -46,8 +50,7 @@ def model() -> Redrafter:
 
 @pytest.fixture(scope="module")
 def url(model: Redrafter) -> Iterator[str]:
-    with running(host(model), api_key=KEY, max_body=1) as url:
-        wait_until_ready(url)
+    with ready(model, api_key=KEY, max_body=1) as url:
         yield url
 
 
@@ -63,8 +66,7 @@ def writer() -> Scripted:
 
 @pytest.fixture(scope="module")
 def written(writer: Scripted) -> Iterator[str]:
-    with running(host(writer)) as url:
-        wait_until_ready(url)
+    with ready(writer) as url:
         yield url
 
 
@@ -77,9 +79,7 @@ def answer(url: str, writer: Scripted, says: str, /, **asked: object) -> list[di
     body = {"model": "tiny", "input": ASKED, **asked}
     streamed = httpx.post(url + PATH, json={**body, "stream": True}, timeout=60)
     assert streamed.status_code == 200, streamed.text
-    blocks = [block.split("\n") for block in streamed.text.strip().split("\n\n")]
-    events = [json.loads(data.removeprefix("data: ")) for _, data in blocks]
-    assert [kind.removeprefix("event: ") for kind, _ in blocks] == [e["type"] for e in events]
+    events = named_events(streamed.text)
     assert [e["sequence_number"] for e in events] == list(range(len(events)))
     for event in events:
         EVENT.validate_python(event)

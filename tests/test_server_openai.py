@@ -15,8 +15,11 @@ pytest.importorskip("starlette", reason="needs the extra `serve`")
 
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 from serving import (  # noqa: E402
+    ASKED,
     CONTEXT,
+    KEY,
     host,
+    ready,
     running,
     tiny_redrafter,
     wait_until_ready,
@@ -27,9 +30,6 @@ from waiting import wait_for  # noqa: E402
 from redrafter_mlx.engine.engine import Redrafter  # noqa: E402
 from redrafter_mlx.weights.chat import render_chat  # noqa: E402
 
-ASKED = [{"role": "user", "content": "hello hello hello"}]
-KEY = "secret"
-
 
 @pytest.fixture(scope="module")
 def model() -> Redrafter:
@@ -38,8 +38,7 @@ def model() -> Redrafter:
 
 @pytest.fixture(scope="module")
 def url(model: Redrafter) -> Iterator[str]:
-    with running(host(model), api_key=KEY, max_body=1) as url:
-        wait_until_ready(url)
+    with ready(model, api_key=KEY, max_body=1) as url:
         yield url
 
 
