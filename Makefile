@@ -1,4 +1,4 @@
-.PHONY: check lint types test test-all workflows clean
+.PHONY: check lint types test test-all reference workflows clean
 
 # Lint, types and the fast tests: a minute and a half on two cores, no download.
 check: lint types test
@@ -21,6 +21,10 @@ test:
 # Everything, with the real SmolLM2-135M (98 MB, fetched on first use).
 test-all:
 	python -m pytest -q -n 2
+
+# The page of all commands and options.
+reference:
+	TERMINAL_WIDTH=100 typer redrafter_mlx.cli.main utils docs --name redrafter-mlx --output docs/reference/commands.md
 
 # The files of continuous integration: GitHub's schema, and what makes them unsafe.
 workflows:

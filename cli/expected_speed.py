@@ -33,7 +33,7 @@ NOTHING = Kind((0.0,), level_cost=0.0)
 """Plain decoding."""
 
 LOOKUP = Kind((0.62, 0.8), level_cost=0.0, share=0.25)
-"""1.38 tokens/step: MT-Bench and questions that ask for quotations, docs/benchmarks.md."""
+"""1.38 tokens/step: MT-Bench and questions that ask for quotations, docs/lab/benchmarks.md."""
 
 TRAINED = Kind((0.52, 0.56), level_cost=LEVEL_COST)
 """1.98 tokens/step at width 1 and length 4: the drafter that ships, on our questions, README.md."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import mlx
 import pytest
+from places import SUPPORT
 from simulated import cliff, timings_of_batches
 
 import redrafter_mlx  # noqa: F401
@@ -23,6 +24,11 @@ from redrafter_mlx.tuning.timings import Setup
 SCRATCH = tempfile.mkdtemp(prefix="redrafter-mlx-tests-")
 os.chmod(SCRATCH, 0o755)  # tests read files as another user
 os.environ["TMPDIR"] = SCRATCH
+
+# Child processes import what tests share.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 
 def share_kernels(gxx: str) -> None:
@@ -36,7 +42,7 @@ def share_kernels(gxx: str) -> None:
     output = folder / f"{header}.gch"
     line = [gxx, *options, "-x", "c++-header", include / header, "-o", output]
     subprocess.run([*map(str, line)], check=True)
-    tools = Path(__file__).parent / "bin"
+    tools = SUPPORT / "bin"
     path = os.pathsep.join((str(tools), os.environ["PATH"]))
     os.environ.update(KERNELS=str(folder), REAL_GXX=gxx, PATH=path)
 

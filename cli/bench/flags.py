@@ -84,7 +84,7 @@ class Output:
     # fmt: off
     paper: Annotated[str | None, Flag(
         "Measure what a table of the papers measures, and print the published figures beside it; "
-        "other options win over the table's own. See docs/papers.md.", "TABLE", _PAPER)] = None
+        "other options win over the table's own. See docs/lab/papers.md.", "TABLE", _PAPER)] = None
     json: Annotated[bool, Flag("Print one JSON object, on the last line.", panel=_OUT)] = False
     plot: Annotated[str | None, Flag(
         "The heatmap, tokens/step and speedup as a picture.", "FILE.png", _OUT)] = None

@@ -1,0 +1,387 @@
+"""Block drafters: their equations, their memory of true features, and every published layout."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+import numpy as np
+import pytest
+from batches import scheduled, some
+from block_samples import (
+    RANK,
+    SAMPLES,
+    Reference,
+    Sample,
+    load,
+    of_authors,
+    random_tensors,
+    write_files,
+)
+from draft_models import GREEDY, PROMPT, run
+from eagle_files import features_of, seen
+from eagle_samples import LAYERS, VOCAB, Tensors
+from hybrids import HYBRIDS, hybrid_model
+from policies import Alternating
+from tiny import HIDDEN, byte_model, byte_tokenizer, plain_tokens, random_model, sliding_model
+
+from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.drafting.interface import Features, Seen
+from redrafter_mlx.drafting.ngram import Lookup
+from redrafter_mlx.drafting.published.block_rows import embedding_scale
+from redrafter_mlx.drafting.published.dflash import BlockDrafter
+from redrafter_mlx.drafting.published.dflash2 import DFlash2Drafter
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.errors import DamagedFileError, MismatchError
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.weights.files.tensors import StoredTensors
+
+TRAINED = {
+    "DFlash": Sample(of_authors()),
+    "DSpark": Sample(of_authors({"projector_type": "dspark"}), first_row=0, markov="vanilla"),
+    "DFlash 2": Sample(
+        of_authors({"conv_group_size": 8, "selector_rank": RANK, "selector_top_k": 7}),
+        candidates=7,
+    ),
+}
+SHAPES = [BeamShape(1, 2), BeamShape(1, 6), BeamShape(3, 4), BeamShape(4, 5, 9)]
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return byte_model(num_hidden_layers=LAYERS, tie_word_embeddings=False)
+
+
+class Trained(dict[str, Path]):
+    """Folders of drafters, by form, each of which learns the target's answers when first named."""
+
+    def __init__(self, model: nn.Module, folder: Path) -> None:
+        super().__init__()
+        self._model, self._folder = model, folder
+
+    def __missing__(self, name: str) -> Path:
+        sample = TRAINED[name]
+        tensors = random_tensors(sample)
+        for part, tensor in tensors.items():  # DFlash 2 starts as DFlash
+            if part.endswith("base_kernel"):
+                tensor[:] = np.array([1.0, 0.0])[None, :, None]
+            if "kernel_projection" in part or part.endswith("hidden_projection.weight"):
+                tensor *= 0
+        drafter = load(
+            write_files(self._folder / "random" / name, sample, tensors), Target(self._model)
+        )
+        learned = train(drafter, self._model)
+        self[name] = write_files(self._folder / name, sample, learned)
+        return self[name]
+
+
+@pytest.fixture(scope="module")
+def trained(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return Trained(model, tmp_path_factory.mktemp("trained"))
+
+
+def train(drafter: BlockDrafter, model: nn.Module) -> Tensors:
+    """Return the drafter's tensors after it has learned some answers of the target."""
+    starts = [PROMPT, PROMPT[::-1], sorted(PROMPT)]
+    texts = mx.array([start + plain_tokens(model, start, 50) for start in starts])
+    features = features_of(drafter, model, texts)
+    drafter, zeros = drafter.uncompiled(), mx.zeros((len(starts),), mx.int32)
+    network, drafts = drafter.rows.network, drafter.config.drafts
+
+    def loss(at: int) -> mx.array:
+        labels = texts[:, at + 1 : at + 1 + drafts]
+        committed = Seen(texts[:, : at + 1], features[:, :at], zeros, zeros + at, at)
+        if isinstance(drafter, DFlash2Drafter):  # its choice of candidates has no gradient
+            hidden = drafter.rows.call(committed, drafter.new_cache(), drafts)
+            logits = drafter.rows.logits(hidden)
+            return nn.losses.cross_entropy(logits, labels, reduction="mean")
+        levels = drafter.levels((), committed, drafts)
+        before = [texts[:, i : i + 1] for i in range(at + 1, at + drafts)]
+        logits = [levels.first(), *(levels.following(zeros[:, None], each) for each in before)]
+        return nn.losses.cross_entropy(mx.concatenate(logits, axis=1), labels, reduction="mean")
+
+    optimizer, rng = optim.Adam(3e-3), np.random.default_rng(0)
+    value_and_grad = nn.value_and_grad(network, loss)
+    for _ in range(360):
+        _, grads = value_and_grad(int(rng.integers(len(PROMPT), texts.shape[1] - drafts)))
+        optimizer.update(network, grads)
+        mx.eval(network.parameters())
+    leaves = nn.utils.tree_flatten(network.parameters())
+    return {name: np.array(array).astype(np.float64) for name, array in leaves}
+
+
+def decoder_of(
+    folder: Path, model: nn.Module, shape: BeamShape, params: SamplingParams = GREEDY
+) -> Decoder:
+    target = Target(model)
+    drafter = load(folder, target)
+    return Decoder(target.reading(drafter.features.layers), drafter, shape, params)
+
+
+@pytest.mark.parametrize("sample", SAMPLES.values(), ids=SAMPLES)
+def test_logits_of_a_block_equal_the_equations(
+    sample: Sample, model: nn.Module, tmp_path: Path
+) -> None:
+    """With published files, after a text that was read in three pieces."""
+    tensors = random_tensors(sample)
+    drafter = load(write_files(tmp_path / "drafter", sample, tensors), Target(model))
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(0, VOCAB, 12).tolist()
+    width = sample.features * HIDDEN
+    features = rng.normal(size=(11, width + HIDDEN))  # final norm last
+    memory = drafter.empty(1)
+    for at, count in ((0, 5), (5, 4)):
+        memory = drafter.extend(memory, replace(seen(tokens, features, at, count, 5), start=at))
+    equations = Reference(
+        sample, tensors, np.array(model.model.embed_tokens.weight), np.array(model.lm_head.weight)
+    )
+    drafts = sample.rows - sample.first_row
+    assert drafter.max_length == drafts + 1
+    levels = drafter.levels(memory, seen(tokens, features, 9, 2, 4), drafts)
+    outputs = [levels.first()]
+    paths: list[list[int]] = [[]]
+    for depth in range(1, drafts):
+        last, parents = paths[-3:], [2, 0, 2] if depth > 1 else [0, 0, 0]
+        new = rng.integers(0, VOCAB, 3).tolist()
+        paths += [[*last[p], token] for p, token in zip(parents, new, strict=True)]
+        outputs.append(levels.following(mx.array([parents]), mx.array([new])))
+    read, root = features[:, :width], tokens[11]
+    if sample.candidates:
+        want = np.stack([equations.selected(read, root, path) for path in paths])
+    elif sample.markov is None:
+        plain = equations.logits(read, root)
+        want = np.stack([plain[len(path)] for path in paths])
+    else:
+        want = np.stack([equations.corrected(read, root, path) for path in paths])
+    spread = np.std(want[np.isfinite(want)])
+    assert spread > 0.3
+    got = mx.concatenate(outputs, axis=1)[0]
+    np.testing.assert_allclose(got, want, atol=1e-4 * spread)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [(name, shape) for name in TRAINED for shape in SHAPES], ids=str
+)
+def test_tokens_equal_autoregression(
+    name: str, shape: BeamShape, model: nn.Module, trained: dict[str, Path]
+) -> None:
+    said, results, _ = run(decoder_of(trained[name], model, shape), 50)
+    assert said == plain_tokens(model, PROMPT, 50)
+    assert max(len(r.tokens) for r in results) > 1
+
+
+@pytest.mark.parametrize("name", ["DFlash", "DSpark"])
+def test_a_drafter_that_has_learned_the_text_is_accepted(
+    name: str, model: nn.Module, trained: dict[str, Path]
+) -> None:
+    """It is not accepted if its context rows are those of other positions."""
+    decoder = decoder_of(trained[name], model, BeamShape(1, 4))
+    knowing = accepted(decoder)
+    assert knowing > 1.2
+    assert isinstance(decoder.drafter, BlockDrafter)
+    network = decoder.drafter.rows.network
+    honest = network.context
+    network.context = lambda features: honest(mx.flip(features, axis=2))  # type: ignore[method-assign]
+    assert accepted(decoder) < knowing / 2
+
+
+def accepted(decoder: Decoder) -> float:
+    """Return the mean number of accepted drafts of a step."""
+    _, results, _ = run(decoder, 40)
+    return sum(len(r.tokens) - 1 for r in results[1:]) / (len(results) - 1)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        (BeamShape(3, 4),),
+        (BeamShape(1, 2), PLAIN, PLAIN, BeamShape(3, 5), PLAIN),
+    ],
+    ids=len,
+)
+@pytest.mark.parametrize("name", ["DFlash"])
+def test_it_remembers_true_features_alone(
+    name: str, shapes: tuple[BeamShape, ...], model: nn.Module, trained: dict[str, Path]
+) -> None:
+    """After any step, its cache equals one computed afresh from the text's own features."""
+    decoder = decoder_of(trained[name], model, PLAIN)
+    drafter = decoder.drafter
+    assert isinstance(drafter, BlockDrafter)
+    text = mx.array([[*PROMPT, *plain_tokens(model, PROMPT, 60)]])
+    features, zero = features_of(drafter, model, text), mx.array([0])
+    for n in (8, 40):
+        said, _, cache = run(decoder, n, shapes=Alternating(*shapes))
+        assert said == text[0, len(PROMPT) :].tolist()[:n]
+        cache.catch_up(drafter)
+        (known,) = cache.remembered.tolist()  # type: ignore[union-attr,misc]
+        assert len(PROMPT) + n - 1 <= known <= len(PROMPT) + n + 5
+        whole = Seen(text[:, : known + 1], features[:, :known], zero, zero + known, known, 0)
+        fresh = drafter.extend(drafter.empty(1), whole)
+        for mine, want in zip(cache.memory, fresh, strict=True):
+            for a, b in zip(mine, want, strict=True):
+                np.testing.assert_allclose(a[:, :, :known], b[:, :, :known], atol=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [2, 7])
+def test_a_prompt_that_is_read_in_chunks_drafts_the_same(
+    chunk: int, model: nn.Module, trained: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = decoder_of(trained["DFlash"], model, BeamShape(3, 4))
+    _, whole, _ = run(decoder, 30)
+    monkeypatch.setattr("redrafter_mlx.decoding.step.PREFILL_CHUNK", chunk)
+    _, pieces, _ = run(decoder, 30)
+    assert [r.tokens for r in pieces] == [r.tokens for r in whole]
+
+
+@pytest.mark.parametrize("name", ["DFlash", "DSpark"])
+def test_rows_that_join_and_leave_accept_what_they_would_alone(
+    name: str, model: nn.Module, trained: dict[str, Path]
+) -> None:
+    decoder = decoder_of(trained[name], model, BeamShape(2, 4))
+    rng = random.Random(2)
+    sequences = some(rng, 4, [GREEDY])
+    scheduled(decoder, sequences, rng)
+    for each in sequences:
+        want = [r.tokens for r in each.alone(decoder).results]
+        assert [r.tokens for r in each.results] == want
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_draws_depend_on_the_seed_alone(
+    name: str, model: nn.Module, trained: dict[str, Path]
+) -> None:
+    params = SamplingParams(0.7)
+    decoder = decoder_of(trained[name], model, BeamShape(3, 5), params)
+    plain = Decoder(Target(model), None, PLAIN, params)
+    lengths = []
+    for seed in range(3):
+        said, results, _ = run(decoder, 40, seed)
+        assert said == run(plain, 40, seed)[0]
+        lengths += [len(r.tokens) for r in results]
+    assert max(lengths) > 1
+
+
+@pytest.mark.parametrize("name", ["DSpark", "DFlash 2"])
+def test_conversations_with_automatic_shapes_say_what_plain_ones_do(
+    name: str, model: nn.Module, trained: dict[str, Path]
+) -> None:
+    """Its memory persists over the turns, also over one without drafts and with prompt lookup."""
+    drafter = load(trained[name], Target(model))
+    session = Redrafter(model, byte_tokenizer(), drafter, host_drafters=(Lookup(3),)).session()
+    plain = Redrafter(model, byte_tokenizer()).session()
+    fixed = {"beam_width": 3, "beam_length": 4}
+    sampled = {"accept": "rejection", "temperature": 1e-3, "seed": 1, **fixed}
+    for turn, options in (("1", {}), ("2", {"draft": False}), ("3", fixed), ("4", sampled)):
+        said = "".join(r.text for r in session.stream(turn, max_tokens=10, **options))
+        assert said == "".join(r.text for r in plain.stream(turn, max_tokens=10))
+
+
+def test_a_bidirectional_block_is_whole_and_a_causal_one_as_long_as_its_drafts(
+    model: nn.Module, tmp_path: Path
+) -> None:
+    """The rows that are left out could not have changed the others."""
+    tokens, features = [*range(5)], np.ones((4, 4 * HIDDEN))
+    read = seen(tokens, features, 0, 4, 4)
+    for name in ("DFlash, the authors'", "JetSpec"):
+        sample = SAMPLES[name]
+        drafter = load(write_files(tmp_path / name, sample, random_tensors(sample)), Target(model))
+        few = drafter.levels((), read, 2)
+        all_ = drafter.levels((), read, drafter.config.drafts)
+        for _ in range(2):
+            np.testing.assert_allclose(few.first(), all_.first(), atol=1e-5)
+        rows = drafter.rows.call(read, drafter.new_cache(), 2)
+        assert rows.shape == (1, 2, HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("DFlash, the authors'", (2, 4, 5)),
+        ("DFlash, speculators", (2, 4, 5)),
+        ("DFlash, with sinks, and layers that follow from their number", (2, 5)),
+        ("DSpark, DeepSpec", (2, 4, 5)),
+    ],
+)
+def test_layers_are_those_whose_inputs_the_files_mean(
+    name: str, layers: tuple[int, ...], model: nn.Module, tmp_path: Path
+) -> None:
+    folder = write_files(tmp_path / "d", SAMPLES[name], random_tensors(SAMPLES[name]))
+    assert load(folder, Target(model)).features == Features(layers, every_position=True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"hidden_size": 48}, "target hidden size is 32, the target's is 48"),
+        ({"vocab_size": 300}, "vocabulary is 258, the target's is 300"),
+        ({"num_hidden_layers": 4}, r"layers \[2, 4, 5\].*layers 0 to 3"),
+    ],
+    ids=str,
+)
+def test_a_wrong_pair_is_refused_before_weights_are_read(
+    wrong: dict[str, object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(_: StoredTensors) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(StoredTensors, "read", read)
+    sample = SAMPLES["DFlash, the authors'"]
+    folder = write_files(tmp_path / "d", sample, random_tensors(sample))
+    other = random_model(**{"vocab_size": VOCAB, "num_hidden_layers": LAYERS} | wrong)
+    with pytest.raises(MismatchError, match=message):
+        load(folder, Target(other))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"extra.weight": np.ones((2, 2))}, "holds tensor extra.weight"),
+        ({"norm.weight": None}, r"lacks tensor norm.weight of shape \[32\]"),
+        ({"fc.weight": np.ones((32, 95))}, "fc.weight has 95 columns"),
+        ({"fc.weight": np.full((32, 96), np.nan)}, "fc.weight holds values that are not finite"),
+    ],
+)
+def test_damaged_files_name_the_tensor(
+    change: dict[str, np.ndarray | None], message: str, model: nn.Module, tmp_path: Path
+) -> None:
+    sample = SAMPLES["DFlash, the authors'"]
+    tensors = {**random_tensors(sample), **change}
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    folder = write_files(tmp_path / "d", replace(sample, prefix=""), kept)
+    with pytest.raises(DamagedFileError, match=message):
+        load(folder, Target(model))
+
+
+def test_a_target_that_scales_its_embeddings_scales_the_blocks() -> None:
+    for name, scale in (("llama", 1.0), ("gemma", HIDDEN**0.5), ("granite", 3.0)):
+        assert embedding_scale(Target(random_model(name))) == pytest.approx(scale, rel=1e-5)
+
+
+def test_calibration_finds_the_layers_and_the_row_that_a_drafter_was_trained_with(
+    model: nn.Module, trained: dict[str, Path]
+) -> None:
+    readings = load(trained["DFlash"], Target(model)).readings()
+    layers = {words: reading.features.layers for words, reading in readings.items()}
+    assert layers == {
+        "layers one earlier": (1, 3, 4),
+        "layers one later": (3, 5, 6),
+        "the other first row": (2, 4, 5),
+    }
+    assert readings["the other first row"].max_length == 7
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "gpt_oss", "gemma3_text"])
+def test_targets_with_states_windows_and_scaled_embeddings_say_what_they_say_alone(
+    name: str, tmp_path: Path
+) -> None:
+    sizes = {"vocab_size": VOCAB, "num_hidden_layers": LAYERS}
+    model = hybrid_model(name, **sizes) if name in HYBRIDS else sliding_model(name, **sizes)
+    sample = SAMPLES["DSpark, DeepSpec"]
+    folder = write_files(tmp_path / "d", sample, random_tensors(sample))
+    said, _, _ = run(decoder_of(folder, model, BeamShape(3, 4)), 30)
+    assert said == plain_tokens(model, PROMPT, 30)

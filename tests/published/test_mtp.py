@@ -1,0 +1,467 @@
+"""MTP heads: their equations, their memory of true features, every packaging, and what is typed."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from batches import scheduled, some
+from draft_models import GREEDY, PROMPT, run
+from eagle_files import seen
+from grammar_samples import PERSON, grammars
+from hybrids import hybrid_model
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import KVCache
+from mtp_samples import (
+    VOCAB,
+    Reference,
+    Tensors,
+    as_deepseeks,
+    as_mimos,
+    load,
+    quantised,
+    random_head,
+    with_fused_experts,
+    with_joined_heads,
+    with_single_experts,
+    without_ones,
+    write_head,
+)
+from policies import Alternating
+from tiny import HIDDEN, byte_tokenizer, plain_tokens, random_model
+from weights_resolve_samples import FakeHub
+from weights_resolve_samples import hub as hub
+
+import redrafter_mlx
+from redrafter_mlx.cli import main
+from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.drafting.drafter_files import parameters_of
+from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.interface import Seen
+from redrafter_mlx.drafting.ngram import Lookup
+from redrafter_mlx.drafting.published.mtp import MtpDrafter, layer_like
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.weights.files.tensors import StoredTensors
+
+SHAPES = [BeamShape(1, 2), BeamShape(3, 4), BeamShape(4, 5, 9)]
+
+
+DEEPSEEKS: dict[str, object] = {
+    "kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+    "v_head_dim": 8, "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "first_k_dense_replace": 1, "num_key_value_heads": 4,
+    "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0, "norm_topk_prob": True,
+    "attention_bias": False, "partial_rotary_factor": 0.5, "num_hidden_layers": 3, "head_dim": 8,
+    "moe_layer_freq": 1, "use_qk_norm": True, "rope_scaling": None, "tie_word_embeddings": False,
+    "topk_method": "noaux_tc", "scoring_func": "sigmoid",
+}  # fmt: skip
+DEEPSEEK_LIKE = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")
+
+
+def target_model(name: str = "qwen3_5") -> nn.Module:
+    if name in (*DEEPSEEK_LIKE, "mimo"):
+        return random_model(name, vocab_size=VOCAB, **DEEPSEEKS)
+    return hybrid_model(name, vocab_size=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return target_model()
+
+
+def decoder_of(
+    folder: Path, model: nn.Module, shape: BeamShape, params: SamplingParams = GREEDY
+) -> Decoder:
+    target = Target(model)
+    drafter = load(folder, target)
+    return Decoder(target.reading(drafter.features.layers), drafter, shape, params)
+
+
+def test_logits_of_three_levels_equal_the_equations(model: nn.Module, tmp_path: Path) -> None:
+    """On a tree, after a text that was read in three pieces."""
+    tensors = random_head(model)
+    drafter = load(write_head(tmp_path / "d", without_ones(tensors)), Target(model))
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(0, VOCAB, 12).tolist()
+    hidden = rng.normal(size=(11, HIDDEN))
+    memory = drafter.empty(1)
+    for at, count in ((0, 5), (5, 4)):
+        memory = drafter.extend(memory, replace(seen(tokens, hidden, at, count, 5), start=at))
+    levels = drafter.levels(memory, seen(tokens, hidden, 9, 2, 4), 3)
+    outputs = [levels.first()]
+    drafts: list[list[int]] = [[]]
+    for parents, new in (([0, 0, 0], [5, 60, 7]), ([2, 0, 2], [3, 3, 90])):
+        last = drafts[-len(outputs[-1][0]) :]
+        drafts += [[*last[p], token] for p, token in zip(parents, new, strict=True)]
+        outputs.append(levels.following(mx.array([parents]), mx.array([new])))
+    equations = Reference(model, tensors)
+    want = np.stack([equations.logits(tokens, hidden, path)[-1] for path in drafts])
+    got = mx.concatenate(outputs, axis=1)[0]
+    assert np.std(want) > 0.3
+    np.testing.assert_allclose(got, want, atol=1e-4 * np.std(want))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        *(("qwen3_5", shape) for shape in SHAPES),
+        ("qwen3_5_moe", SHAPES[-1]),
+        ("qwen3_next", SHAPES[-1]),
+        *((name, SHAPES[-1]) for name in DEEPSEEK_LIKE),
+    ],
+    ids=str,
+)
+def test_tokens_equal_autoregression(name: str, shape: BeamShape, tmp_path: Path) -> None:
+    model = target_model(name)
+    tensors = random_head(model)
+    if name in DEEPSEEK_LIKE:
+        tensors = as_deepseeks(tensors)
+    decoder = decoder_of(write_head(tmp_path / "d", tensors), model, shape)
+    said, _, _ = run(decoder, 30)
+    assert said == plain_tokens(model, PROMPT, 30)
+
+
+@pytest.mark.parametrize(
+    "shapes", [(BeamShape(3, 4),), (BeamShape(1, 2), PLAIN, PLAIN, BeamShape(3, 5))], ids=len
+)
+def test_it_remembers_true_features_alone(
+    shapes: tuple[BeamShape, ...], model: nn.Module, tmp_path: Path
+) -> None:
+    """After any step, its cache equals one computed afresh from the text's own features."""
+    decoder = decoder_of(write_head(tmp_path / "d", random_head(model)), model, PLAIN)
+    text = mx.array([[*PROMPT, *plain_tokens(model, PROMPT, 40)]])
+    said, _, cache = run(decoder, 25, shapes=Alternating(*shapes))
+    assert said == text[0, len(PROMPT) :].tolist()[:25]
+    cache.catch_up(decoder.drafter)
+    (known,) = cache.remembered.tolist()  # type: ignore[union-attr,misc]
+    assert len(PROMPT) + 24 <= known <= len(PROMPT) + 30
+    zero = mx.array([0])
+    hidden = model.language_model.model(text)[:, :known]
+    whole = Seen(text[:, : known + 1], hidden, zero, zero + known, known, 0)
+    fresh = decoder.drafter.extend(decoder.drafter.empty(1), whole)
+    for got, want in zip(cache.memory[0], fresh[0], strict=True):
+        np.testing.assert_allclose(got[:, :, :known], want[:, :, :known], atol=1e-4)
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(1.0)], ids=lambda p: p.method)
+def test_rows_that_join_and_leave_accept_what_they_would_alone(
+    params: SamplingParams, model: nn.Module, tmp_path: Path
+) -> None:
+    folder = write_head(tmp_path / "d", random_head(model))
+    decoder = decoder_of(folder, model, BeamShape(2, 4), params)
+    rng = random.Random(2)
+    sequences = some(rng, 3, [params])
+    scheduled(decoder, sequences, rng)
+    for each in sequences:
+        want = [r.tokens for r in each.alone(decoder).results]
+        assert [r.tokens for r in each.results] == want
+
+
+def test_conversations_say_what_plain_ones_do(model: nn.Module, tmp_path: Path) -> None:
+    """Its memory persists over the turns with the states that the hybrid keeps."""
+    drafter = load(write_head(tmp_path / "d", random_head(model)), Target(model))
+    session = Redrafter(model, byte_tokenizer(), drafter, host_drafters=(Lookup(3),)).session()
+    plain = Redrafter(model, byte_tokenizer()).session()
+    fixed = {"beam_width": 3, "beam_length": 4}
+    sampled = {"accept": "rejection", "temperature": 1e-3, "seed": 1, **fixed}
+    for turn, options in (("1", {}), ("2", {"draft": False}), ("3", fixed), ("4", sampled)):
+        said = "".join(r.text for r in session.stream(turn, max_tokens=10, **options))
+        assert said == "".join(r.text for r in plain.stream(turn, max_tokens=10))
+
+
+PACKAGINGS = {
+    "split off": lambda t: t,
+    "split off, quantised": quantised,
+    "split off, without ones": without_ones,
+    "split off, experts fused": lambda t: with_fused_experts(without_ones(t)),
+    "split off, experts one by one": lambda t: with_single_experts(without_ones(t)),
+}
+
+
+@pytest.mark.parametrize("packaging", PACKAGINGS)
+def test_every_packaging_is_the_same_head(packaging: str, tmp_path: Path) -> None:
+    """Among others, norms get the 1 that they were stored without, and no others do."""
+    model = target_model("qwen3_5_moe" if "experts" in packaging else "qwen3_5")
+    tensors = random_head(model)
+    target = Target(model)
+    stored = PACKAGINGS[packaging](tensors)
+    for prefix in ("", "mtp."):
+        drafter = load(write_head(tmp_path / f"d{prefix}", stored, prefix), target)
+        found = parameters_of(drafter.rows.network)
+        assert found.keys() == tensors.keys()
+        for name, array in tensors.items():
+            close = 0.01 if "quantised" in packaging and array.ndim > 1 else 1e-6
+            np.testing.assert_allclose(found[name], array, atol=close)
+
+
+@pytest.mark.parametrize("name", [*DEEPSEEK_LIKE, "mimo"])
+def test_heads_in_other_layouts_draft_what_their_equations_say(name: str, tmp_path: Path) -> None:
+    """By mlx-lm's own layer along one path; in the model's files, and split off."""
+    model = target_model(name)
+    tensors, target = random_head(model), Target(model)
+    stored = {"model.layers.2.mlp.gate.weight": mx.zeros((4, HIDDEN))}  # of the model itself
+    folders = {}
+    if name == "mimo":
+        stored |= as_mimos(tensors, "model.mtp_layers.0.")
+    else:
+        stored |= as_deepseeks(with_joined_heads(tensors), "model.layers.3.")
+        folders[write_head(tmp_path / "off", as_deepseeks(tensors))] = False
+    folders[write_head(tmp_path / "in", stored)] = True
+    rng = np.random.default_rng(1)
+    tokens, hidden = rng.integers(0, VOCAB, 9).tolist(), rng.normal(size=(8, HIDDEN))
+    want = logits_by_mlx_lm(model, tensors, tokens, mx.array(hidden, mx.float32), [5, 60])
+    for folder, in_model in folders.items():
+        drafter = DrafterFolder(folder, in_model=in_model).bind(target, byte_tokenizer())
+        assert isinstance(drafter, MtpDrafter)
+        memory = drafter.extend(drafter.empty(1), seen(tokens, hidden, 0, 5, 6))
+        levels = drafter.levels(memory, seen(tokens, hidden, 5, 3, 4), 3)
+        found = [levels.first()]
+        found += [levels.following(mx.array([[0]]), mx.array([[token]])) for token in (5, 60)]
+        got = mx.concatenate(found, axis=1)[0]
+        np.testing.assert_allclose(got, want, atol=1e-4 * np.std(want))
+
+
+def logits_by_mlx_lm(
+    model: nn.Module, tensors: Tensors, tokens: list[int], hidden: mx.array, drafts: list[int]
+) -> np.ndarray:
+    """Return logits [1 + drafts, V] of a text, and after each of the drafts that follow it.
+
+    What DeepSeek's heads feed back has not been through the last norm; MiMo's has, and MiMo's read
+    the hidden state first.
+    """
+    layer = layer_like(Target(model))
+    own = {n.removeprefix("layers.0."): a for n, a in tensors.items() if n.startswith("layers.")}
+    layer.load_weights(list(own.items()))
+    cache, mimo = KVCache(), model.model_type == "mimo"
+
+    def norm(x: mx.array, name: str) -> mx.array:
+        return mx.fast.rms_norm(x, tensors[f"{name}.weight"], layer.input_layernorm.eps)
+
+    def row(token: int, h: mx.array) -> mx.array:
+        embedded = norm(model.model.embed_tokens(mx.array([[token]])), "pre_fc_norm_embedding")
+        both = [embedded, norm(h, "pre_fc_norm_hidden")]
+        joined = mx.concatenate(both[::-1] if mimo else both, axis=-1)
+        out: mx.array = layer(joined @ tensors["fc.weight"].T, None, cache)
+        return out
+
+    outputs = [row(token, h[None, None]) for token, h in zip(tokens[1:], hidden, strict=True)][-1:]
+    for token in drafts:
+        outputs.append(row(token, norm(outputs[-1], "norm") if mimo else outputs[-1]))
+    return np.array(model.lm_head(norm(mx.concatenate(outputs, axis=1), "norm"))[0])
+
+
+def test_speculators_exports_are_the_same_head(model: nn.Module, tmp_path: Path) -> None:
+    tensors = random_head(model)
+    folder = write_head(tmp_path / "d", as_mimos(without_ones(tensors), "mtp_layers.0."))
+    (folder / "config.json").write_text('{"speculators_model_type": "mtp"}', encoding="utf-8")
+    found = parameters_of(load(folder, Target(model)).rows.network)
+    assert found.keys() == tensors.keys()
+    for name, array in tensors.items():
+        np.testing.assert_allclose(found[name], array, atol=1e-6)
+
+
+def test_heads_are_quantised_as_their_targets_are(tmp_path: Path) -> None:
+    """Layers that choose experts to 8 bits, in every reading."""
+    wide = {"hidden_size": 64, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
+    model = hybrid_model("qwen3_5_moe", vocab_size=VOCAB, **wide)
+    folder = write_head(tmp_path / "d", random_head(model))
+    target = Target(model)
+    drafter = DrafterFolder(folder, bits=4).bind(target, byte_tokenizer())
+    assert isinstance(drafter, MtpDrafter)
+    for each in (drafter, *drafter.readings().values()):
+        layer = each.rows.network.layers[0]
+        assert (layer.mlp.gate.bits, layer.mlp.switch_mlp.up_proj.bits) == (8, 4)
+        decoder = Decoder(target.reading(each.features.layers), each, BeamShape(2, 3), GREEDY)
+        said, _, _ = run(decoder, 8)
+        assert said == plain_tokens(model, PROMPT, 8)
+
+
+def test_what_no_file_states_are_readings(model: nn.Module, tmp_path: Path) -> None:
+    """Where hidden states are read, and whether norms were stored without their 1."""
+    tensors, target = random_head(model), Target(model)
+    readings = load(write_head(tmp_path / "d", tensors), target).readings()
+    assert readings.keys() == {"hidden states before the final norms", "norms without 1"}
+    early = readings["hidden states before the final norms"]
+    assert early.features.layers == (target.n_layers,)
+    assert not early.features.hidden
+    norm = parameters_of(readings["norms without 1"].rows.network)["norm.weight"]
+    np.testing.assert_allclose(norm, tensors["norm.weight"] - 1, atol=1e-6)
+
+
+def test_a_wrong_pair_is_refused_before_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = hybrid_model("qwen3_5", vocab_size=VOCAB, hidden_size=48)
+    folder = write_head(tmp_path / "d", random_head(wide))
+    monkeypatch.setattr(StoredTensors, "read", lambda *_: pytest.fail("read"))
+    with pytest.raises(MismatchError, match=r"48.*32"):
+        load(folder, Target(target_model()))
+
+
+def test_a_target_without_such_layers_is_refused(model: nn.Module, tmp_path: Path) -> None:
+    folder = write_head(tmp_path / "d", random_head(model))
+    with pytest.raises(UnsupportedModelError, match="mamba2"):
+        load(folder, Target(hybrid_model("mamba2", vocab_size=VOCAB)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"fc.weight": None}, r"fc\.weight"),
+        ({"fc.weight": mx.zeros((HIDDEN, 40))}, r"fc\.weight.*40"),
+        ({"layers.1.mlp.up_proj.weight": mx.zeros((2, 2))}, r"layers\.1\.mlp\.up_proj"),
+        ({"norm.weight": mx.full((HIDDEN,), float("nan"))}, r"norm\.weight.*not finite"),
+        ({"layers.0.self_attn.o_proj.scales": mx.ones((HIDDEN, 1))}, "o_proj.*quantised"),
+    ],
+    ids=str,
+)
+def test_damaged_files_name_the_tensor(
+    changes: dict[str, mx.array | None], words: str, model: nn.Module, tmp_path: Path
+) -> None:
+    tensors = {**random_head(model), **changes}
+    stored: Tensors = {name: array for name, array in tensors.items() if array is not None}
+    with pytest.raises((DamagedFileError, UnsupportedModelError), match=words):
+        load(write_head(tmp_path / "d", stored), Target(model))
+
+
+@pytest.mark.parametrize(("name", "shape"), [("down_proj", None), ("gate_up_proj", (4, 63, 32))])
+def test_damaged_experts_are_one_line(
+    name: str, shape: tuple[int, ...] | None, tmp_path: Path
+) -> None:
+    model = target_model("qwen3_5_moe")
+    stored = with_fused_experts(random_head(model))
+    damaged = f"layers.0.mlp.experts.{name}"
+    del stored[damaged]
+    if shape is not None:
+        stored[damaged] = mx.zeros(shape)
+    with pytest.raises(DamagedFileError, match="experts") as caught:
+        load(write_head(tmp_path / "d", stored), Target(model))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def folder(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("hub") / "tiny-qwen", model)
+
+
+def write_model(folder: Path, model: nn.Module) -> Path:
+    """Write a model's folder in the form of the Hub, with a head among its tensors."""
+    byte_tokenizer().save_pretrained(folder)
+    weights = dict(tree_flatten(model.parameters()))
+    head = {f"mtp.{name}": array for name, array in random_head(model).items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), weights | head, {"format": "mlx"})
+    config = {**vars(model.args), "eos_token_id": 999}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+SHAPE = ("--beam-width", "2", "--beam-length", "3")
+
+
+def generated(
+    model: Path, drafter: object, capsys: pytest.CaptureFixture[str], *more: str
+) -> dict[str, object]:
+    code = main.run(
+        ["generate", "--model", str(model), "--drafter", str(drafter), "-p", "Hi", "--max-tokens",
+         "12", "--json", *more]
+    )  # fmt: skip
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    found: dict[str, object] = json.loads(out)
+    return found
+
+
+@pytest.mark.parametrize("more", [(), ("--temperature", "1", "--seed", "4")], ids=len)
+def test_what_is_typed_says_what_plain_decoding_says(
+    more: tuple[str, ...], folder: Path, model: nn.Module, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    plain = generated(folder, "none", capsys, *more)
+    sidecar = write_head(tmp_path / "head", without_ones(random_head(model)))
+    for drafter in ("mtp", sidecar):
+        drafted = generated(folder, drafter, capsys, *more, *SHAPE)
+        assert drafted["token_ids"] == plain["token_ids"]
+        assert drafted["shapes"][0]["width"] == 2  # type: ignore[index]
+
+
+def test_conversions_of_qwen3_next_may_hold_their_head(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_model(tmp_path / "next", target_model("qwen3_next"))
+    plain = generated(folder, "none", capsys)
+    assert generated(folder, "mtp", capsys, *SHAPE)["token_ids"] == plain["token_ids"]
+
+
+def test_answers_with_grammars_say_what_plain_ones_do(folder: Path) -> None:
+    """By auto, which finds the head in the target's files; the others decode beside it."""
+    redrafter = redrafter_mlx.load(folder, warm_up=False)
+    assert "drafts with mtp" in str(redrafter.drafter_note)
+    for sampled in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 3}):
+        answers = [
+            redrafter.generate(
+                "Hi", max_tokens=60, draft=draft, constraint=grammars().json_schema(PERSON),
+                **sampled,
+            )
+            for draft in (True, False)
+        ]  # fmt: skip
+        assert answers[0].token_ids == answers[1].token_ids
+
+
+def test_a_target_that_brings_no_head_is_one_line(
+    folder: Path, model: nn.Module, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = Path(shutil.copytree(folder, tmp_path / "bare"))
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(bare / "model.safetensors"), weights, {"format": "mlx"})
+    assert main.run(["generate", "--model", str(bare), "--drafter", "mtp", "-p", "Hi"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "mtp.*" in err
+
+
+def test_of_the_original_repository_only_the_files_with_the_head_are_fetched(
+    folder: Path, model: nn.Module, tmp_path: Path, hub: FakeHub,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Where another tensor lies in the same file; the second time, nothing is asked."""
+    head = {f"mtp.{name}": array for name, array in without_ones(random_head(model)).items()}
+    mx.save_safetensors(str(tmp_path / "2"), head | {"model.norm.weight": mx.ones(HIDDEN)})
+    first, second = (f"model-0000{i}-of-00002.safetensors" for i in (1, 2))
+    names = {"model.embed_tokens.weight": first, **dict.fromkeys(head, second)}
+    hub.repos["org/original", "main"] = {
+        "config.json": json.dumps(vars(model.args)).encode(),
+        "model.safetensors.index.json": json.dumps({"weight_map": names}).encode(),
+        first: b"large" * 1000,
+        second: (tmp_path / "2.safetensors").read_bytes(),
+    }
+    plain = generated(folder, "none", capsys)
+    drafted = generated(folder, "mtp:org/original", capsys, *SHAPE)
+    assert drafted["token_ids"] == plain["token_ids"]
+    assert any(second in asked for asked in hub.asked)
+    assert not any(first in asked for asked in hub.asked)
+    hub.asked.clear()
+    generated(folder, "mtp:org/original", capsys, "--offline", *SHAPE)
+    assert hub.asked == []
+
+
+def test_a_head_split_off_comes_from_the_hub(
+    folder: Path, model: nn.Module, tmp_path: Path, hub: FakeHub,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Though its configuration states as many layers as its target's."""
+    head = write_head(tmp_path / "head", random_head(model))
+    hub.repos["org/head", "main"] = {path.name: path.read_bytes() for path in head.iterdir()}
+    plain = generated(folder, "none", capsys)
+    drafted = generated(folder, "org/head", capsys, *SHAPE)
+    assert drafted["token_ids"] == plain["token_ids"]

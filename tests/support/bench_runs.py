@@ -1,0 +1,48 @@
+"""Runs of `bench` with tiny models: their loaders, options and results."""
+
+from __future__ import annotations
+
+import pytest
+from tiny import byte_model, byte_tokenizer, random_drafter, tiny_source
+
+from redrafter_mlx.cli import main, options
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.options import EngineOptions
+
+QUICK = ["bench", "--categories", "writing", "--max-tokens", "6", "-r", "1", "--warmup", "0"]
+
+
+SHAPES = ["--beam-width", "1..2", "--beam-length", "3"]
+
+
+SOURCE = tiny_source()
+
+
+class Loader:
+    """Stands for loading, and records the options."""
+
+    def __init__(self) -> None:
+        self.asked: list[options.ModelOptions] = []
+
+    def __call__(
+        self, asked: options.ModelOptions, engine: EngineOptions | None = None, **_: object
+    ) -> Redrafter:
+        self.asked.append(asked)
+        drafter = None if asked.drafter == "none" else random_drafter(seed=1, vocab_size=258)
+        return Redrafter(byte_model(), byte_tokenizer(), drafter, source=SOURCE, engine=engine)
+
+
+@pytest.fixture(autouse=True)
+def loader(monkeypatch: pytest.MonkeyPatch) -> Loader:
+    made = Loader()
+    monkeypatch.setattr(options, "load_model", made)
+    return made
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main.run([*QUICK, *arguments]) in (1, 2)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("error: ")
+    return err

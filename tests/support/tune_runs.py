@@ -1,0 +1,88 @@
+"""Runs of `tune` and `bench` with tiny models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.nn as nn
+import pytest
+from simulated import cliff, timings
+from tiny import byte_model, byte_tokenizer, plain_tokens
+
+from redrafter_mlx.cli import main, options
+from redrafter_mlx.drafting.oracle import Oracle
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.tuning.corrections import BatchCorrections
+from redrafter_mlx.tuning.profile import (
+    Profiler,
+)
+from redrafter_mlx.tuning.store import save_record, saved_record
+from redrafter_mlx.tuning.timings import Setup, Timings
+
+PROMPT = [72, 101, 108]
+
+
+HEL = [39, 68, 75]
+"""The tokens of "Hel"."""
+
+
+CHEAP = timings(cliff(8))
+
+
+class Bench:
+    """A stand-in for measuring everything: returns given timings, and counts its calls."""
+
+    def __init__(self, timings: Timings) -> None:
+        self.timings = timings
+        self.asked = 0
+
+    def measure(self, setup: Setup, done: Callable[[float], None] | None = None) -> Timings:
+        self.asked += 1
+        if done is not None:
+            done(1.0)
+        return replace(self.timings, setup=setup)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
+    """Simulate measurements, and store them in a temporary folder.
+
+    Real step times are ignored, because they would contradict the simulation. The environment names
+    a BLAS, so that those of this machine are not compared.
+    """
+    stand_in = Bench(CHEAP)
+    monkeypatch.setenv("REDRAFTER_BLAS", "the one in use")
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
+    monkeypatch.setattr("redrafter_mlx.tuning.tuner.saved_record", saved_record)
+    monkeypatch.setattr("redrafter_mlx.tuning.tuner.save_record", save_record)
+    monkeypatch.setattr(Profiler, "measure", lambda _, *args: stand_in.measure(*args))
+    monkeypatch.setattr(BatchCorrections, "learn", lambda *_: False)
+    return stand_in
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return byte_model(seed=1)
+
+
+def oracle(model: nn.Module, prompt: list[int] = PROMPT) -> Redrafter:
+    text = prompt + plain_tokens(model, prompt, 130)
+    return Redrafter(model, byte_tokenizer(), Oracle(text, 258))
+
+
+@pytest.fixture
+def shell(bench: Bench, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Return a function that runs a command line on a model with an oracle drafter."""
+    loaded = oracle(model, HEL)
+    assert loaded.tuning is not None
+    monkeypatch.setattr(loaded.tuning, "stores", True)
+    monkeypatch.setattr("redrafter_mlx.cli.tune._prompts", lambda *_: [HEL])
+    assert bench.asked == 0
+
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr(options, "load_model", lambda *_, **__: loaded)
+        return main.run(list(arguments))
+
+    return run

@@ -1,0 +1,680 @@
+"""Measuring the machine: once, after answers, and its effect on later answers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from simulated import SETUP, step_result, timings
+from tiny import byte_model, byte_tokenizer, random_drafter, random_model
+from tune_runs import CHEAP, PROMPT, Bench, bench, model, oracle, shell  # noqa: F401
+
+from redrafter_mlx.cli import main, options
+from redrafter_mlx.cli.generate import print_answer
+from redrafter_mlx.cli.terminal import Terminal, shape_note
+from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
+from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.drafting.draft_model import DraftModel
+from redrafter_mlx.drafting.ngram import Lookup
+from redrafter_mlx.drafting.oracle import Oracle
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.tuning import profile
+from redrafter_mlx.tuning.cost import CostModel, cost_model
+from redrafter_mlx.tuning.policy import TunedPolicy
+from redrafter_mlx.tuning.profile import (
+    DRAFT_LENGTHS,
+    LONG_ROWS,
+    ROWS,
+    Call,
+    Profiler,
+    drafting_call,
+    random_tree,
+)
+from redrafter_mlx.tuning.store import Record, save_record, saved_record
+from redrafter_mlx.tuning.timings import Setup, Timings, setup_of
+from redrafter_mlx.tuning.tuner import Tuner
+
+DEAR = timings(lambda rows: 20.0 * rows)
+"""Each row costs as much as a call: drafting cannot pay."""
+
+
+def drafted(model: nn.Module) -> Redrafter:
+    return Redrafter(model, byte_tokenizer(), random_drafter(vocab_size=258))
+
+
+def tuner_of(model: nn.Module) -> Tuner:
+    tuner = drafted(model).tuning
+    assert tuner is not None
+    return tuner
+
+
+def measured(redrafter: Redrafter) -> Redrafter:
+    """Return the same redrafter with its machine measured."""
+    assert redrafter.tuning is not None
+    redrafter.tuning.measure()
+    return redrafter
+
+
+def test_no_answer_waits_for_a_measurement(bench: Bench, model: nn.Module) -> None:
+    """Only `measure` measures everything at once, and its results are stored."""
+    redrafter = drafted(model)
+    redrafter.warm_up()
+    for asked in ({}, {"beam_width": 2}, {"max_nodes": 3}, {"draft": False}):
+        redrafter.generate(PROMPT, max_tokens=4, **asked)  # type: ignore[arg-type]
+    assert bench.asked == 0
+    assert redrafter.tuning is not None
+    assert not redrafter.tuning.measured
+    redrafter.tuning.measure()
+    later = drafted(byte_model(seed=2))  # same costs: other weights, same shapes
+    assert later.tuning is not None
+    assert later.tuning.measured
+    later.tuning.file.write_text("{")
+    assert not drafted(model).tuning.measured, "a damaged file counts as none"  # type: ignore[union-attr]
+
+
+def calls_before_the_first_token(model: nn.Module, draft: bool) -> int:
+    """Count the target's calls from loading to the first token of the first answer."""
+    calls = 0
+    honest = Target.verify, Target.hidden
+
+    def verify(self, *given, **named):  # type: ignore[no-untyped-def]
+        nonlocal calls
+        calls += 1
+        return honest[0](self, *given, **named)
+
+    def hidden(self, *given):  # type: ignore[no-untyped-def]
+        nonlocal calls
+        calls += 1
+        return honest[1](self, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Target, "verify", verify)
+        patch.setattr(Target, "hidden", hidden)
+        redrafter = drafted(model) if draft else Redrafter(model, byte_tokenizer())
+        redrafter.warm_up()
+        next(redrafter.stream(PROMPT, max_tokens=20))
+    return calls
+
+
+def test_the_first_token_takes_as_many_target_calls_as_without_drafts(
+    bench: Bench, model: nn.Module
+) -> None:
+    """With an empty cache; graphs that were built but not computed count as calls."""
+    assert bench.asked == 0
+    plain = calls_before_the_first_token(model, draft=False)
+    assert calls_before_the_first_token(model, draft=True) <= 1.2 * plain
+
+
+def time_calls_by(
+    monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[Target, Call, int], float]
+) -> None:
+    monkeypatch.setattr(profile, "seconds_of", seconds_of)
+
+
+def test_batches_of_one_method_that_run_at_once_learn_together(
+    bench: Bench, model: nn.Module
+) -> None:
+    del bench
+    tuner = tuner_of(model)
+    first, second, other = (tuner.policy(method) for method in ("greedy", "greedy", "sample"))
+    assert first.acceptance is second.acceptance is not other.acceptance
+    first.acceptance.learn(step_result(BeamShape(1, 2), [0, 0], [0, 1], [0, 1]))
+    for policy in (first, second, other):
+        tuner.record(policy)
+    known = tuner.policy("greedy").acceptance.chances()
+    assert known[0, 0] > tuner.statistics().chances()[0, 0]
+
+
+def test_drafting_is_timed_with_and_without_a_memory(model: nn.Module) -> None:
+    target, words = Target(model), byte_tokenizer()
+    remembers = DraftModel(model, words).bind(target, words)
+    for drafter in (random_drafter(vocab_size=258).bind(target), remembers):
+        tokens, *_ = drafting_call(target, drafter, BeamShape(2, 3))()
+        assert tokens.shape == (1, 5)
+
+
+def test_a_drafter_that_says_its_levels_are_dear_begins_with_short_drafts(
+    bench: Bench, model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redrafter_mlx.tuning.tuner.backend", lambda: "cuda")
+    shapes = []
+    for cost in (0.01, 0.8):
+        monkeypatch.setattr(Oracle, "level_cost", cost)
+        shapes.append(Tuner(model, Target(model), Oracle([1, 2], 258)).best_shape(by_clock=False))
+    assert shapes[0].length > shapes[1].length
+    assert bench.asked == 0
+
+
+def test_two_drafters_of_one_class_share_no_times_on_disk(bench: Bench, model: nn.Module) -> None:
+    """The cost of a user-defined drafter is unknown; each one is measured separately."""
+    for _ in range(2):
+        redrafter = oracle(model)
+        assert redrafter.tuning is not None
+        assert not redrafter.tuning.measured
+        redrafter.tuning.measure()
+        redrafter.generate(PROMPT, max_tokens=8)
+    assert bench.asked == 2
+
+
+def test_curves_hold_for_tensors_of_these_shapes_and_types_alone() -> None:
+    def setup(model: nn.Module, **changes: object) -> Setup:
+        target = Target(model)
+        return setup_of(model, target, random_drafter(**changes).bind(target).timing_key)
+
+    mine = setup(random_model(seed=1))
+    assert setup(random_model(seed=2)) == mine
+    assert setup(random_model(num_hidden_layers=3)) != mine
+    assert setup(random_model(seed=1), exit_dim=40) != mine
+    half = random_model(seed=1)
+    half.set_dtype(mx.float16)
+    assert setup(half) != mine
+    model = random_model(seed=1)
+    assert setup_of(model, Target(model), "lookup") != mine
+
+
+def test_a_model_that_nothing_drafts_for_is_never_measured(bench: Bench, model: nn.Module) -> None:
+    redrafter = Redrafter(model, byte_tokenizer())
+    assert redrafter.tuning is None
+    answer = redrafter.generate(PROMPT, max_tokens=8)
+    assert set(answer.shapes) == {PLAIN}
+    assert bench.asked == 0
+
+
+def test_flags_win_over_the_automatic_shape(bench: Bench, model: nn.Module) -> None:
+    bench.timings = DEAR
+    redrafter = measured(oracle(model))
+    fixed = redrafter.generate(PROMPT, max_tokens=60, beam_width=3, beam_length=3)
+    assert set(fixed.shapes) == {BeamShape(3, 3)}
+    (partly,) = set(redrafter.generate(PROMPT, max_tokens=60, beam_length=3).shapes)
+    assert partly.length == 3, "the rest is what promises most"
+    last = list(redrafter.stream(PROMPT, max_tokens=60, beam_length=3))[-1]
+    assert last.usual_shape is None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_automatic_shapes_change_nothing_about_what_is_said(
+    bench: Bench, model: nn.Module, temperature: float
+) -> None:
+    wanted = {"max_tokens": 120, "temperature": temperature, "seed": 3}
+    plain = oracle(model).generate(PROMPT, draft=False, **wanted)
+    for known in (CHEAP, DEAR):
+        bench.timings = known
+        for redrafter in (measured(oracle(model)), measured(drafted(model))):
+            assert redrafter.generate(PROMPT, **wanted).token_ids == plain.token_ids
+
+
+def test_drafts_that_pay_are_made_and_those_that_do_not_are_not(
+    bench: Bench, model: nn.Module
+) -> None:
+    good = list(measured(oracle(model)).stream(PROMPT, max_tokens=120))[-1]
+    assert good.usual_shape not in (None, PLAIN)
+    assert good.tokens_per_step > 1.3
+    bench.timings = DEAR
+    bad = measured(drafted(model)).generate(PROMPT, max_tokens=120)
+    assert bad.shapes.count(PLAIN) > 110
+    assert len(bad.shapes) == bad.steps
+
+
+def test_what_one_answer_learns_the_next_one_knows(bench: Bench, model: nn.Module) -> None:
+    """The first answer reveals a random drafter, so the next one hardly tries it."""
+    redrafter = measured(drafted(model))
+    assert bench.asked == 1
+    first = redrafter.generate(PROMPT, max_tokens=40)
+    second = redrafter.generate(PROMPT, max_tokens=40)
+    tried = [sum(s != PLAIN for s in answer.shapes[:12]) for answer in (first, second)]
+    assert tried[0] > tried[1]
+    assert tried[1] <= 2
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_tree_to_measure_with_has_as_many_nodes_as_asked(rows: int) -> None:
+    tree = random_tree(rows, 97)
+    assert tree.tokens.shape == (1, rows)
+    assert bool(mx.all(tree.valid))
+    assert tree.is_chain == (rows <= 2)
+
+
+def profiler(widest: int) -> Profiler:
+    """Return the profiler of a random model, with a drafter if `widest` > 0."""
+    target = Target(random_model())
+    return Profiler(target, random_drafter().bind(target) if widest else None, widest)
+
+
+def costs_of(timings: Timings) -> CostModel:
+    return cost_model(timings, "cpu", 4)
+
+
+def test_measuring_finds_the_cliff_that_is_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Calls of more than six rows take longer; only calls advance the clock."""
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
+    monkeypatch.setattr(profile, "_MAX_ROUNDS", 3)
+    machine = profiler(widest=2)
+    honest, now = machine._target.verify, 0.0
+
+    def slower(tree, cache, length, bound, **more):  # type: ignore[no-untyped-def]
+        nonlocal now
+        now += 0.03 if tree.tokens.shape[1] > 6 else 0.004
+        return honest(tree, cache, length, bound, **more)
+
+    def tick() -> float:
+        nonlocal now
+        now += 1e-6
+        return now
+
+    monkeypatch.setattr(machine._target, "verify", slower)
+    monkeypatch.setattr(profile.time, "perf_counter", tick)
+    told: list[float] = []
+    timings = machine.measure(SETUP, told.append, budget=60.0)
+    costs = costs_of(timings)
+    assert [r for r, _ in costs.short] == list(ROWS)
+    assert [r for r, _ in costs.long] == list(LONG_ROWS)
+    assert {(w, n) for w, n, _ in costs.draft} == {(w, n) for w in (1, 2) for n in DRAFT_LENGTHS}
+    assert costs.verify(7, 128) > 2 * costs.verify(6, 128)
+    assert max(costs.cliffs().items(), key=lambda cliff: cliff[1])[0] == 6
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+    assert save_record(Record(timings), "0", measured=True)
+    assert saved_record(timings.setup, "0").timings == timings
+
+
+def test_a_crawling_machine_is_measured_in_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each case once, and its first call is the measurement."""
+    machine = profiler(widest=1)
+    honest, calls = machine._target.verify, Counter[int]()
+
+    def counting(tree, cache, length, bound, **more):  # type: ignore[no-untyped-def]
+        calls[tree.tokens.shape[1]] += 1
+        return honest(tree, cache, length, bound, **more)
+
+    monkeypatch.setattr(machine._target, "verify", counting)
+    costs = costs_of(machine.measure(SETUP, budget=0.0))
+    assert len(costs.short) < len(ROWS) / 1.5
+    assert {calls[rows] for rows in (6, 8, 10, 13, 24)} == {1}
+
+
+def on_a_clock(
+    monkeypatch: pytest.MonkeyPatch, machine: Profiler, seconds: Callable[[int, int], float]
+) -> Counter[int]:
+    """Let a call take seconds by its rows and its number among such calls, and nothing else any.
+
+    Return the number of calls by rows.
+    """
+    honest, now, calls = machine._target.verify, 0.0, Counter[int]()
+
+    def verify(tree, cache, length, bound, **more):  # type: ignore[no-untyped-def]
+        nonlocal now
+        rows = tree.tokens.shape[1]
+        calls[rows] += 1
+        now += seconds(rows, calls[rows])
+        return honest(tree, cache, length, bound, **more)
+
+    monkeypatch.setattr(machine._target, "verify", verify)
+    monkeypatch.setattr(profile.time, "perf_counter", lambda: now)
+    return calls
+
+
+def test_a_busy_machine_is_measured_until_its_repeats_agree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first calls of a case take up to seven times as long as all later ones."""
+    machine = profiler(widest=0)
+    monkeypatch.setattr(profile, "step_seconds", lambda *_: 0.1)
+    on_a_clock(monkeypatch, machine, lambda _, number: 0.1 * max(1, 8 - number))
+    found = machine.measure(SETUP, budget=len(machine.cases()) * 0.8)
+    assert found.seconds["call", 5, 128] == pytest.approx(0.1)
+    assert found.usable
+    quick = profiler(widest=0)
+    calls = on_a_clock(monkeypatch, quick, lambda *_: 0.1)
+    quick.measure(SETUP, budget=len(quick.cases()) * 0.4)
+    assert calls[5] == 1 + 2 * 3
+
+
+@pytest.mark.parametrize("budget", [1.0, 12.0])
+def test_measuring_ends_in_time_on_a_machine_that_stays_busy(
+    monkeypatch: pytest.MonkeyPatch, budget: float
+) -> None:
+    """Every other call takes twice as long; what was measured is not usable."""
+    machine = profiler(widest=0)
+    monkeypatch.setattr(profile, "step_seconds", lambda *_: 0.01)
+    calls = on_a_clock(monkeypatch, machine, lambda _, n: 0.01 if n // 2 % 2 else 0.02)
+    found = machine.measure(SETUP, budget=budget)
+    assert found.spread == pytest.approx(1.0)
+    assert not found.usable
+    assert calls.total() * 0.02 < 12 * budget
+
+
+def test_a_call_that_seems_dearer_than_one_with_more_rows_is_timed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The machine is busy in the first calls of two rows; those of five take longer than of six."""
+    monkeypatch.setattr(profile, "_MAX_ROUNDS", 3)
+    machine = profiler(widest=0)
+
+    def seconds(rows: int, number: int) -> float:
+        return {2: 0.5 if number < 12 else 0.1, 5: 0.3}.get(rows, 0.1 + rows / 1000)
+
+    calls = on_a_clock(monkeypatch, machine, seconds)
+    monkeypatch.setattr(profile, "step_seconds", lambda *_: 0.1)
+    shortest = machine.measure(SETUP, budget=60.0).seconds
+    assert shortest["call", 2, 128] == pytest.approx(0.1)
+    assert shortest["call", 5, 128] == pytest.approx(0.3), "it is no noise"
+    assert max(calls.values()) < 40
+
+
+def test_a_machine_that_is_too_busy_to_be_measured_is_said_so_and_nothing_is_kept(
+    bench: Bench, shell: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    bench.timings = replace(CHEAP, spread=0.45)
+    assert shell("tune") == 1
+    assert "too busy" in (error := capsys.readouterr().err)
+    assert "45%" in error
+    assert not (tmp_path / "tuning").exists()
+    bench.timings = CHEAP
+    assert shell("tune") == 0
+    bench.timings = replace(DEAR, spread=0.45)
+    assert shell("tune", "--again") == 1
+    capsys.readouterr()
+    assert shell("tune", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["cliffs"], "what was known before is still used"
+
+
+def test_drafting_is_timed_for_the_lengths_that_are_drafted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A time kept for more levels than a drafter has would make its longest shapes too cheap."""
+    machine = profiler(widest=1)
+    drafter = machine._drafter
+    assert drafter is not None
+    monkeypatch.setattr(type(drafter), "max_length", 6)
+    assert {n for kind, _, n in machine.cases() if kind == "draft"} == {2, 4, 6}
+    monkeypatch.setattr(type(drafter), "max_length", 3)
+    assert {n for kind, _, n in machine.cases() if kind == "draft"} == {2, 3}
+
+
+def test_a_call_is_timed_after_one_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the decoding loop: the first call after another kind allocates other buffers."""
+    machine, calls = profiler(widest=1), list[Call]()
+    monkeypatch.setattr(profile, "step_seconds", lambda *_: 1.0)
+
+    def recording(target: Target, call: Call, times: int) -> float:
+        del target, times
+        calls.append(call)
+        return 1.0
+
+    time_calls_by(monkeypatch, recording)
+    machine.measure(SETUP, budget=60.0)
+    repeats = calls[len(machine.cases()) :]
+    assert len(repeats) >= 4 * len(machine.cases())
+    assert repeats[::2] == repeats[1::2]
+
+
+@pytest.mark.parametrize(("seconds", "at_once"), [(1.0, 1), (0.004, 5)])
+def test_short_calls_are_submitted_together_so_that_their_wait_for_the_host_counts_less(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, at_once: int
+) -> None:
+    numbers = list[int]()
+
+    def recording(_: Target, __: Call, times: int) -> float:
+        numbers.append(times)
+        return seconds
+
+    time_calls_by(monkeypatch, recording)
+    monkeypatch.setattr(profile, "step_seconds", lambda *_: seconds)
+    profiler(widest=0).measure(SETUP, budget=60.0)
+    assert {*numbers} == {1, at_once}
+
+
+def test_without_a_drafter_the_targets_calls_alone_are_measured() -> None:
+    costs = costs_of(profiler(widest=0).measure(SETUP, budget=0.0))
+    assert costs.draft == ()
+    assert costs.drafting(2, 4) == 0.0
+    assert costs.chain_overhead == costs.tree_overhead == max(costs.plain_overhead, 0)
+
+
+def test_the_overhead_of_a_step_is_told_apart_from_a_machine_that_becomes_slower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every call takes longer than the one before; the rest of a step takes constant time."""
+    machine = profiler(widest=2)
+    target = machine._target
+    honest, clock = target.verify, [0.0, 0.0]
+
+    def slower(tree, cache, length, bound, **more):  # type: ignore[no-untyped-def]
+        clock[1] += 0.001
+        clock[0] += 1.0 + clock[1]
+        return honest(tree, cache, length, bound, **more)
+
+    def tick() -> float:
+        return clock[0]
+
+    def step(decoder: Decoder) -> float:
+        began, rows = clock[0], decoder.shape.nodes
+        cache = target.new_cache()
+        for _ in range(6):
+            target.verify(random_tree(rows, 97), cache, mx.array([128]), 128)
+        return (clock[0] - began) / 6 + (0.25 if rows == 1 else 0.5)
+
+    monkeypatch.setattr(target, "verify", slower)
+    monkeypatch.setattr(profile, "step_seconds", step)
+    monkeypatch.setattr(profile.time, "perf_counter", tick)
+    costs = costs_of(machine.measure(SETUP, budget=60.0))
+    assert costs.plain_overhead == pytest.approx(0.25, abs=0.02)
+    assert costs.chain_overhead == pytest.approx(0.5, abs=0.02)
+    assert costs.tree_overhead == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize(("measured", "kept"), [(-0.25, -0.25), (-3.0, -0.5), (3.0, 1.0)])
+def test_a_plain_step_may_take_less_than_its_call_alone(
+    monkeypatch: pytest.MonkeyPatch, measured: float, kept: float
+) -> None:
+    machine = profiler(widest=2)
+    time_calls_by(monkeypatch, lambda *_: 1.0)
+    monkeypatch.setattr(profile, "step_seconds", lambda d, *_: 1 + measured + (d.shape != PLAIN))
+    timings = machine.measure(SETUP, budget=0.0)
+    costs = costs_of(timings)
+    assert costs.plain_overhead == kept
+    assert costs.step(PLAIN, 128) == 1.0 + kept
+    assert save_record(Record(timings), "0", measured=True)
+    assert saved_record(timings.setup, "0").timings == timings
+
+
+def test_tune_prints_the_curves_the_cliff_the_shape_and_the_file(
+    shell: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert shell("tune") == 0
+    out = capsys.readouterr().out
+    assert "   8          21.60          25.92   cliff: one row more costs 94%" in out
+    assert out.count("cliff:") == 1
+    assert "+0.50 ms (+2%) plain, +1.00 ms (+4%) with one beam, +1.00 ms (+4%) with" in out
+    assert "drafts W " in out
+    assert "times the speed of plain decoding" in out
+    (kept,) = (tmp_path / "tuning").glob("*.json")
+    assert f"kept in {kept}" in out
+    assert "busy" not in out
+
+
+def test_tune_measures_again_only_when_told(
+    shell: Callable[..., int], bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for asked, more in ((1, []), (1, []), (2, ["--again"])):
+        assert shell("tune", "--json", *more) == 0
+        assert bench.asked == asked
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert record["cliffs"] == [{"rows": 8, "jump": pytest.approx(0.935, abs=0.01)}]
+    assert record["shape"]["nodes"] <= 8
+    assert record["speedup"] > 1
+    assert len(record["short"]) == len(ROWS)
+
+
+def test_tune_says_that_it_falls_back_to_plain_decoding(
+    shell: Callable[..., int], bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.timings = DEAR
+    assert shell("tune") == 0
+    assert "falls back to plain decoding" in capsys.readouterr().out
+
+
+def test_tune_draws_a_picture(shell: Callable[..., int], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert shell("tune", "--plot", str(tmp_path / "curves.png")) == 0
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tune_refuses_what_it_cannot_do_in_one_line(
+    shell: Callable[..., int],
+    model: nn.Module,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without any drafter at once, before a BLAS is measured."""
+    assert shell("tune", "--plot", "nowhere/x.png") == 1
+    monkeypatch.setattr(options, "load_model", lambda *_, **__: Redrafter(model, byte_tokenizer()))
+    assert main.run(["tune"]) == 1
+    monkeypatch.setattr("redrafter_mlx.cli.blas_choice.compare_libraries", None)
+    assert main.run(["tune", "--drafter", "none"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert "there is no folder nowhere" in lines[0]
+    for line in lines[1:]:
+        assert "no drafter" in line
+        assert "--drafter lookup" in line
+    assert len(lines) == 3
+
+
+def test_generate_names_the_shape_it_drafted_most(
+    shell: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("generate", "--raw", "-p", "Hel", "--max-tokens", "20")
+    assert shell(*asked) == 0
+    (note,) = capsys.readouterr().err.splitlines()
+    assert "cost of drafts" in note
+    assert "does not pay" not in note, "nobody knows yet"
+    assert shell("tune") == 0
+    capsys.readouterr()
+    assert shell(*asked) == 0
+    (note,) = capsys.readouterr().err.splitlines()
+    assert "mostly W " in note
+
+
+def test_tune_has_no_shape_to_name_where_the_text_alone_is_copied(
+    bench: Bench,
+    model: nn.Module,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lookup = Redrafter(model, byte_tokenizer(), host_drafters=(Lookup(),))
+    monkeypatch.setattr(options, "load_model", lambda *_, **__: lookup)
+    assert main.run(["tune"]) == main.run(["tune", "--json"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert any("copies" in line for line in out)
+    assert json.loads(out[-1])["tokens_per_step"] == 1.0
+    assert bench.asked == 1
+
+
+def test_the_statistics_line_says_when_it_decodes_plainly(
+    bench: Bench, model: nn.Module, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.timings = DEAR
+    redrafter = measured(drafted(model))
+    print_answer(redrafter, "Hel", True, GenerationOptions(max_tokens=60), Terminal.standard())
+    assert "decoding plainly: drafting does not pay here" in capsys.readouterr().err
+    fixed = GenerationOptions(max_tokens=60, beam_width=2)
+    print_answer(redrafter, "Hel", True, fixed, Terminal.standard())
+    assert "plainly" not in capsys.readouterr().err
+    assert shape_note(BeamShape(2, 4, 6), 4.25, 1.5) == "mostly W 2, L 4, N 4.25"
+    assert shape_note(PLAIN, 1.0, 1.4) == "most steps plain"
+    assert "lookup 80%" in str(shape_note(PLAIN, 1.0, 4.9, "lookup 80%")), "a few steps were long"
+
+
+def test_asking_for_the_best_shape_begins_no_text(bench: Bench, model: nn.Module) -> None:
+    tuner = measured(drafted(model)).tuning
+    assert tuner is not None
+    policy = tuner.policy("greedy")
+    trust = policy.acceptance.trust
+    for _ in range(5):
+        trust.learn("long match", 1.0, 0.0)
+    tuner.record(policy)
+    before = trust.to_record()
+    tuner.best_shape(2)
+    assert trust.to_record() == before
+    tuner.policy("greedy")
+    assert trust.to_record() != before
+    assert bench.asked == 1
+
+
+@pytest.mark.usefixtures("bench")
+def test_a_width_alone_is_completed_by_what_its_own_method_accepted(model: nn.Module) -> None:
+    tuner = measured(drafted(model)).tuning
+    assert tuner is not None
+    policy = tuner.policy("greedy")
+    shape = BeamShape(1, 2)
+    for _ in range(60):
+        policy.acceptance.learn(step_result(shape, [0, 0], [0, 1], [0]))
+    before = tuner.best_shape(1, method="typical")
+    tuner.record(policy)
+    assert tuner.best_shape(1, method="typical") == before
+
+
+@pytest.mark.usefixtures("bench")
+def test_measuring_forgets_nothing_that_was_learned(model: nn.Module) -> None:
+    tuner = measured(drafted(model)).tuning
+    assert tuner is not None
+    policy = tuner.policy("greedy")
+    shape = next(iter(policy.acceptance.shapes))
+    full = step_result(shape, [0] * shape.nodes, [*range(shape.nodes)], [0])
+    for _ in range(30):
+        policy.acceptance.learn(full)
+    tuner.record(policy)
+    tuner.measure()
+    known = tuner.policy("greedy").acceptance.chances()
+    assert known[0, 0] < 0.2 < tuner.statistics().chances()[0, 0]
+
+
+@pytest.mark.usefixtures("bench")
+def test_an_answer_begins_while_costs_are_measured(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuner = measured(drafted(model)).tuning
+    assert tuner is not None
+    begun: list[TunedPolicy] = []
+
+    def measure(_: Profiler, setup: Setup, *__: object) -> Timings:
+        thread = threading.Thread(target=lambda: begun.append(tuner.policy("greedy")))
+        thread.start()
+        thread.join(30)
+        return replace(CHEAP, setup=setup)
+
+    monkeypatch.setattr(Profiler, "measure", measure)
+    tuner.measure()
+    assert begun
+
+
+def test_sampling_a_library_uses_and_keeps_nothing(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its calls alone are timed, each after one like it. The clock stands still meanwhile."""
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
+    monkeypatch.setattr(profile, "time", SimpleNamespace(perf_counter=lambda: 0.0))
+    tuner, calls = tuner_of(model), list[Call]()
+
+    def recording(_: Target, call: Call, times: int) -> float:
+        calls.append(call)
+        return 1.0 / times
+
+    time_calls_by(monkeypatch, recording)
+    before = tuner.costs
+    sampled = tuner.sampled_costs()
+    assert sampled.verify(6, 128) == 1.0
+    assert len(calls) == 6 * (1 + 2 * 9), "one that compiles, and nine rounds"
+    assert tuner.costs is before
+    assert not [*tmp_path.iterdir()]
