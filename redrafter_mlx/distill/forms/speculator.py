@@ -1,7 +1,8 @@
 """MLP speculators: see drafting/published/mlp_speculator.py.
 
-Their paper (arXiv 2404.19124) trains them in two stages, on plain text and then on the target's own
-answers. Here these are two runs, the second of which starts from the first (docs/guides/training.md).
+Their paper (arXiv 2404.19124) trains them in two stages, on plain text and then on the target's
+own answers. Here these are two runs, the second of which starts from the first
+(docs/guides/training.md).
 """
 
 from __future__ import annotations
