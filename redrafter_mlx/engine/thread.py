@@ -69,6 +69,7 @@ class EngineThread:
         self._listeners: set[Callable[[Ended], None]] = set()
         self._thread: threading.Thread | None = None
         self._ended = False  # set before the listeners are notified of it
+        self._error: BaseException | None = None  # that ended the thread
 
     @property
     def alive(self) -> bool:
@@ -92,7 +93,7 @@ class EngineThread:
         with self._lock:
             if not self._users and self._thread is not None and not self.is_current:
                 self._thread.join()
-                self._thread, self._ended = None, False
+                self._thread, self._ended, self._error = None, False, None
             self._users.append(lock)
 
     def leave(self, lock: ModelLock, last: Work) -> None:
@@ -124,7 +125,7 @@ class EngineThread:
                     raise EngineFailedError(f"the engine: {error}") from error
                 self._thread = thread
             elif not self.alive:
-                raise _gone()
+                raise self._gone()
 
     def submit(self, work: Work) -> None:
         """Call `work` once a round, in turn, until it returns False; see `start` for errors."""
@@ -207,7 +208,8 @@ class EngineThread:
         events, cancels = asyncio.Queue[_T | Ended](), Cancels()
 
         def emit(event: _T | Ended) -> None:
-            loop.call_soon_threadsafe(events.put_nowait, event)
+            with suppress(RuntimeError):  # the loop is closed: others' answers go on
+                loop.call_soon_threadsafe(events.put_nowait, event)
 
         listener = Listener[_T](emit)
         with self._listening(emit):
@@ -261,13 +263,18 @@ class EngineThread:
                     while not (rounds and self._queue.empty()):
                         rounds[self._queue.get()] = None
                     rounds = {work: None for work in rounds if work is None or work()}
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)
+            self._error = error
+            raise
         finally:
             self._ended = True
             for emit in list(self._listeners):
-                with suppress(RuntimeError):  # its event loop is closed
-                    emit(Ended(_gone()))
+                emit(Ended(self._gone()))
             mx.clear_streams()  # or the process may abort when it ends
 
-
-def _gone() -> EngineFailedError:
-    return EngineFailedError("the engine's thread is gone; load the model again")
+    def _gone(self) -> EngineFailedError:
+        why = "" if self._error is None else f" ({type(self._error).__name__}: {self._error})"
+        error = EngineFailedError(f"the engine's thread is gone{why}; load the model again")
+        error.__cause__ = self._error
+        return error

@@ -10,7 +10,13 @@ from dataclasses import KW_ONLY, dataclass
 
 from starlette.exceptions import HTTPException
 
-from redrafter_mlx.errors import BadInputError, BusyError, ContextLengthError, RedrafterError
+from redrafter_mlx.errors import (
+    BadInputError,
+    BusyError,
+    ContextLengthError,
+    EngineFailedError,
+    RedrafterError,
+)
 
 _RETRY_SECONDS = 5
 
@@ -83,6 +89,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, BusyError):
         return busy(str(error))
     if isinstance(error, RedrafterError):
-        LOG.error("%s", error)
+        failed = error.__cause__ if isinstance(error, EngineFailedError) else None
+        LOG.error("%s", error, exc_info=failed)
         return ApiError(500, str(error))
     return ApiError(500, "the server failed to answer; its log says why")

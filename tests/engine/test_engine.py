@@ -1128,9 +1128,27 @@ def test_no_caller_waits_for_a_thread_that_is_gone(
         else:
             asyncio.run(asyncio.wait_for(consume(), 60))
 
-    with pytest.raises(EngineFailedError, match="gone"):
+    with pytest.raises(EngineFailedError, match=r"gone .*RuntimeError: the device is lost"):
         ask()
     assert not redrafter.thread.alive
+    with pytest.raises(EngineFailedError, match="the device is lost"):
+        redrafter.generate(PROMPTS[0])
+
+
+def test_a_caller_whose_event_loop_was_closed_ends_no_other_answer(redrafter: Redrafter) -> None:
+    """Its loop was dropped without a chance to cancel the answer."""
+    loop = asyncio.new_event_loop()
+    left = redrafter.astream(PROMPTS[1], max_tokens=ENDLESS)
+    running = redrafter.stream(PROMPTS[0], max_tokens=ENDLESS)
+    next(running)
+    loop.run_until_complete(anext(left))
+    loop.close()
+    try:
+        tokens_of(redrafter, PROMPTS[2], max_tokens=20)  # as many steps later
+        assert redrafter.status.running == 2
+    finally:
+        with pytest.raises(RuntimeError):  # it waits for its end in the loop
+            left.athrow(GeneratorExit).send(None)
 
 
 def test_closing_ends_running_answers_and_refuses_further_ones(model: nn.Module) -> None:

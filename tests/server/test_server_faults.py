@@ -297,8 +297,9 @@ def test_a_chat_template_that_raises_is_a_400(
 
 
 def test_an_engine_that_fails_ends_its_requests_with_an_error_and_starts_anew(
-    api: TestClient, monkeypatch: pytest.MonkeyPatch
+    api: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The log has the exception, with the line that raised it."""
     sound, rounds = Scheduler.work, 0
 
     def broken(scheduler: Scheduler) -> None:
@@ -310,6 +311,7 @@ def test_an_engine_that_fails_ends_its_requests_with_an_error_and_starts_anew(
 
     monkeypatch.setattr(Scheduler, "work", broken)
     assert api.post(CHAT, json=ASKED).status_code == 500
+    assert [r.exc_info[0] for r in caplog.records if r.exc_info] == [RuntimeError]
     stream = api.post(CHAT, json={**ASKED, "stream": True}).text.split("\n\n")
     error = json.loads(stream[-2].removeprefix("data: "))["error"]
     assert error["type"] == "server_error"
