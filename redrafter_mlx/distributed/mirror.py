@@ -87,9 +87,14 @@ class MirroredCache(TreeCache):
     has_checkpoints = False
 
     def __init__(
-        self, n_layers: int, states: Mapping[int, Recurrences], mirror: Mirror, origin: Origin
+        self,
+        n_layers: int,
+        states: Mapping[int, Recurrences],
+        windows: Mapping[int, int],
+        mirror: Mirror,
+        origin: Origin,
     ) -> None:
-        super().__init__(n_layers, states)
+        super().__init__(n_layers, states, windows)
         self._mirror = mirror
         self.origin = origin
 
@@ -134,7 +139,7 @@ class MirroredCache(TreeCache):
         self.origin, self._mirror.last = before.origin, before.last
 
     def _with(self, cache: TreeCache, origin: Origin) -> MirroredCache:
-        whole = MirroredCache(len(self.layers), self.states, self._mirror, origin)
+        whole = MirroredCache(len(self.layers), self.states, self.windows, self._mirror, origin)
         whole.layer_buffers = cache.layer_buffers
         return whole
 
@@ -157,7 +162,7 @@ class MirroredTarget(Target):
         return super().reading(layers)
 
     def new_cache(self) -> MirroredCache:
-        return MirroredCache(self.n_caches, self.states, self._mirror, Made("new"))
+        return MirroredCache(self.n_caches, self.states, self.windows, self._mirror, Made("new"))
 
     def append(self, tokens: mx.array, cache: TreeCache, start: int, length: int = 0) -> mx.array:
         assert isinstance(cache, MirroredCache)

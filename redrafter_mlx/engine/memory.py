@@ -160,7 +160,7 @@ class MemoryBudget:
 
 def _one_slot(target: Target) -> TreeCache:
     """Return a cache after a call, for its shapes: nothing is computed."""
-    cache = TreeCache(target.n_caches, target.states)
+    cache = Target.new_cache(target)  # which no other rank is told of
     cache.plan_prompt(0, 1)
     target.hidden(mx.array([[0]]), cache.layers)
     return cache

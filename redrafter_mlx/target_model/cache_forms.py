@@ -26,15 +26,17 @@ blocks of slots by position, and a node's slot is not its position."""
 class CacheForm(NamedTuple):
     """One cache of a model, or a list of several for one layer.
 
-    states: for each of them, its number of recurrent states; 0 for one of keys and values
+    states:  for each of them, its number of recurrent states; 0 for one of keys and values
+    windows: for each of them, the size of its sliding window; None for one without
     """
 
     states: tuple[int, ...]
+    windows: tuple[int | None, ...]
     is_list: bool
 
 
-def check_cache(model: nn.Module, model_type: str) -> tuple[list[CacheForm], set[int]]:
-    """Return the forms of the model's caches, and the sizes of its sliding windows.
+def check_cache(model: nn.Module, model_type: str) -> list[CacheForm]:
+    """Return the forms of the model's caches.
 
     Raises UnsupportedModelError for layers that keep something that a tree cannot share.
     """
@@ -51,15 +53,18 @@ def check_cache(model: nn.Module, model_type: str) -> tuple[list[CacheForm], set
         raise unsupported(
             model_type, f"it keeps {' and '.join(sorted(others))}, which cannot hold a tree"
         )
-    forms = [
-        CacheForm(tuple(map(_states, members)), type(c) is CacheList)
+    return [
+        CacheForm(tuple(map(_states, members)), tuple(map(_window, members)), type(c) is CacheList)
         for c, members in zip(made, lists, strict=True)
     ]
-    return forms, {c.max_size for c in caches if type(c) is RotatingKVCache}
 
 
 def _states(cache: object) -> int:
     return len(cache.cache) if isinstance(cache, ArraysCache) else 0
+
+
+def _window(cache: object) -> int | None:
+    return int(cache.max_size) if isinstance(cache, RotatingKVCache) else None
 
 
 def with_caches_of(forms: Sequence[CacheForm], used: Sequence[bool], read: Backbone) -> Backbone:

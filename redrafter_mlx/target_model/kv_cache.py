@@ -56,6 +56,7 @@ class TreeCache:
     """The caches of all layers of a target, for a batch of sequences.
 
     states:    of the layers that keep a recurrent state, by index
+    windows:   sizes of the sliding windows of layers that attend to no more, by index
     attention: the layers that keep keys and values
     recurrent: those that keep a recurrent state
     has_checkpoints: whether `shared` takes states of an earlier position
@@ -63,10 +64,15 @@ class TreeCache:
 
     has_checkpoints = True
 
-    def __init__(self, n_layers: int, states: Mapping[int, Recurrences] | None = None) -> None:
-        self.states = states or {}
+    def __init__(
+        self,
+        n_layers: int,
+        states: Mapping[int, Recurrences] | None = None,
+        windows: Mapping[int, int] | None = None,
+    ) -> None:
+        self.states, self.windows = states or {}, windows or {}
         self.layers = [
-            StateCache(self.states[i]) if i in self.states else LayerCache()
+            StateCache(self.states[i]) if i in self.states else LayerCache(self.windows.get(i))
             for i in range(n_layers)
         ]
         self.attention = [layer for layer in self.layers if isinstance(layer, LayerCache)]
@@ -85,7 +91,7 @@ class TreeCache:
             layer.buffers = buffers
 
     @property
-    def windows(self) -> set[int]:
+    def masked_windows(self) -> set[int]:
         """Sizes of the sliding windows that calls asked masks for."""
         return set().union(*(layer.windows for layer in self.attention))
 
@@ -255,7 +261,7 @@ class TreeCache:
         return roots + n_accepted
 
     def _holding(self, buffers: Sequence[LayerBuffers]) -> TreeCache:
-        cache = TreeCache(len(self.layers), self.states)
+        cache = TreeCache(len(self.layers), self.states, self.windows)
         cache.layer_buffers = buffers
         return cache
 

@@ -30,15 +30,19 @@ class PromptSpan(NamedTuple):
     """A run of prompt tokens in slots that the host knows; slices and mask as in mlx-lm's KVCache.
 
     offset:   the first slot, which is its rotary position
-    first:    [1] int32, the same on the device
-    extent:   number of slots that attention reads: up to the last token
+    at:       [1] int32, the same on the device
+    extent:   number of slots up to the last token
     capacity: slots that the buffers have after the call
     """
 
     offset: int
-    first: mx.array
+    at: mx.array
     extent: int
     capacity: int
+
+    def first(self, window: int | None) -> int:
+        """Return the first slot that attention reads."""
+        return 0 if window is None else max(0, self.offset - window + 1)
 
 
 class TreePlan(NamedTuple):
@@ -137,13 +141,16 @@ class LayerCache:
     plan:    of the next call
     buffers: keys, values, tree_keys, tree_values
     offset:  the rotary position(s) of its query rows, an int or an array
+    window:  size of the sliding window; None if the layer attends to all positions, or if its
+             masks alone say to which
     windows: sizes of the sliding windows that the model asked masks for
 
     All slots after the committed text are finite: a query row gives them weight 0 by its mask, and
     0 times a value that is not finite is NaN.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, window: int | None = None) -> None:
+        self.window = window
         self.plan: LayerPlan | None = None
         self.offset: int | mx.array = 0
         self.windows: frozenset[int] = frozenset()
@@ -155,13 +162,15 @@ class LayerCache:
         """Return the mask of this call, as mlx-lm's `create_attention_mask` expects it.
 
         In a sliding window, a query row sees the newest `window_size` positions up to its own. All
-        slots are kept, so a prefix of the text is valid for layers with windows too.
+        slots are kept, so a prefix of the text is valid for layers with windows too. A prompt's
+        mask has the slots that the layer reads.
         """
         plan = self.plan
         assert plan is not None
+        first = plan.first(self.window) if isinstance(plan, PromptSpan) else 0
         if window_size is not None:
             self.windows |= {window_size}
-            if plan.extent <= window_size:
+            if plan.extent - first <= window_size:
                 window_size = None
         if isinstance(plan, TreePlan):
             ours = plan.mask if window_size is None else windowed(plan.mask, window_size)
@@ -169,7 +178,7 @@ class LayerCache:
         if n == 1 and window_size is None:
             return None
         if return_array or window_size is not None:
-            mask: mx.array = create_causal_mask(n, plan.offset, window_size=window_size)
+            mask: mx.array = create_causal_mask(n, plan.offset - first, window_size=window_size)
             return mask
         return "causal"
 
@@ -184,10 +193,11 @@ class LayerCache:
             old_values = mx.zeros((*values.shape[:2], plan.capacity, values.shape[3]), values.dtype)
         if isinstance(plan, PromptSpan):
             # Not `old_keys[...] = keys`: that would change the array that a snapshot holds.
-            all_keys = mx.slice_update(old_keys, keys, plan.first, axes=(2,))
-            all_values = mx.slice_update(old_values, values, plan.first, axes=(2,))
+            all_keys = mx.slice_update(old_keys, keys, plan.at, axes=(2,))
+            all_values = mx.slice_update(old_values, values, plan.at, axes=(2,))
             self.buffers = all_keys, all_values, tree_keys, tree_values
-            return all_keys[:, :, : plan.extent], all_values[:, :, : plan.extent]
+            read = slice(plan.first(self.window), plan.extent)
+            return all_keys[:, :, read], all_values[:, :, read]
         if plan.moves is not None:
             assert tree_keys is not None
             assert tree_values is not None

@@ -46,7 +46,12 @@ from redrafter_mlx.target_model.compiled import TreeCall
 from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.recurrent.mixers import Mixers
 from redrafter_mlx.target_model.recurrent.state_cache import StateCache
-from redrafter_mlx.target_model.row_masks import Backbone, call_on_rows, with_grouped_masks
+from redrafter_mlx.target_model.row_masks import (
+    Backbone,
+    call_on_rows,
+    reads_windows,
+    with_grouped_masks,
+)
 
 
 class Target:
@@ -59,6 +64,7 @@ class Target:
     vocab_size:  V, of the logits
     n_caches:    number of caches: layers without attention or a recurrence have none
     states:      by index of those that hold a recurrent state, what computes it
+    windows:     by index of those whose layers attend to a sliding window alone, its size
     model:       the caller's own, or the language model in it
     plain:       the same, for mlx-lm's own loops on its own caches
     dtype:       of the hidden states
@@ -74,7 +80,7 @@ class Target:
         whole = cast(nn.Module, getattr(model, "language_model", model))
         self.model_type = str(getattr(whole, "model_type", type(whole).__module__))
         _, backbone = find_backbone(whole, self.model_type)
-        self._forms, windows = check_cache(whole, self.model_type)
+        self._forms = check_cache(whole, self.model_type)
         recurrent = any(any(form.states) for form in self._forms)
         mixers = Mixers() if recurrent else None
         view, self._rotations, self._linears = with_node_positions(backbone, mixers)
@@ -98,9 +104,12 @@ class Target:
         sample = self.embedding(mx.array([[0]]))
         self.dtype: mx.Dtype = sample.dtype
         self.hidden_size = int(sample.shape[-1])
-        self._try_call(windows)
+        self._try_call()
         self.vocab_size = int(self._head(sample).shape[-1])
         self._connect(view)
+        if not reads_windows(self._read, Target.new_cache(self)):
+            self.windows: dict[int, int] = {}
+            self._connect(view)
         own = not self.states and not any(form.is_list for form in self._forms)
         self.row_masks = own and (
             not self._grouped or call_on_rows(self._read, Target.new_cache(self)) is not None
@@ -160,7 +169,7 @@ class Target:
             yield
 
     def new_cache(self) -> TreeCache:
-        return TreeCache(self.n_caches, self.states)
+        return TreeCache(self.n_caches, self.states, self.windows)
 
     def mlx_lm_caches(self) -> list[KVCache | ArraysCache]:
         """Return empty caches of mlx-lm, for `hidden` on one text after the other."""
@@ -237,21 +246,20 @@ class Target:
         read = with_caches_of(self._forms, self._used, read)
         self._read = self._rotations.sharing(with_grouped_masks(read) if self._grouped else read)
         head, size = self._head, self.hidden_size  # and not `self`, which holds the graphs
-        new_cache = partial(TreeCache, self.n_caches, self.states)
+        new_cache = partial(TreeCache, self.n_caches, self.states, self.windows)
         self._tree_call = TreeCall(
             self._read, lambda hidden: head(hidden[..., -size:]), self._linears, new_cache
         )
 
-    def _try_call(self, windows: set[int]) -> None:
+    def _try_call(self) -> None:
         """Find out which layers keep keys, and which form of row masks the backbone takes.
 
         The backbone is called, but nothing is computed. Raises UnsupportedModelError for one that
         returns or masks something else, and its own error if it cannot even be called.
-
-        windows: sizes of the sliding windows that the model's own caches hold
         """
         tokens = mx.zeros((1, 2), mx.int32)
         sizes = [size for form in self._forms for size in form.states]
+        windows = [size for form in self._forms for size in form.windows]
         unknown = {i: (None,) * size for i, size in enumerate(sizes) if size}
         cache = TreeCache(len(sizes), unknown)
         backbone = with_caches_of(self._forms, [True] * len(sizes), self._backbone)
@@ -269,10 +277,11 @@ class Target:
             raise unsupported(
                 self.model_type, "its output layer is not apart from the module of its layers"
             )
-        if not windows <= cache.windows:
+        held, masked = {size for size in windows if size is not None}, cache.masked_windows
+        if not held <= masked:
             raise unsupported(
                 self.model_type,
-                f"its caches hold {sorted(windows)} positions, its masks {sorted(cache.windows)}",
+                f"its caches hold {sorted(held)} positions, its masks {sorted(masked)}",
             )
         found = [layer.recurrences for layer in cache.recurrent]
         if any(None in recurrences for recurrences in found):
@@ -284,6 +293,8 @@ class Target:
         self.n_caches = len(used)
         states = [(i, layer) for i, layer in enumerate(used) if isinstance(layer, StateCache)]
         self.states = {i: tuple(layer.recurrences) for i, layer in states}
+        of_used = [size for size, used in zip(windows, self._used, strict=True) if used]
+        self.windows = {i: size for i, size in enumerate(of_used) if size is not None}
 
     def _check_layers(self, indices: Sequence[int]) -> None:
         """Raise MismatchError, naming the layer, for one that the model does not have."""

@@ -50,6 +50,21 @@ def with_grouped_masks(read: Backbone) -> Backbone:
     return grouped
 
 
+def reads_windows(read: Backbone, cache: TreeCache) -> bool:
+    """Whether each layer takes its mask from a cache with a window like its own.
+
+    The backbone is called on an empty cache, on a prompt longer than any window. Nothing is
+    computed.
+    """
+    longest = max(cache.windows.values(), default=0)
+    cache.plan_prompt(2 * longest, 2)
+    try:
+        read(mx.zeros((1, 2), mx.int32), cache=cache.layers)
+    except ValueError:  # MLX cannot broadcast the mask to the scores
+        return False
+    return True
+
+
 def call_on_rows(read: Backbone, cache: TreeCache) -> mx.array | None:
     """Call the backbone on an empty cache with a mask for each batch row. Nothing is computed.
 

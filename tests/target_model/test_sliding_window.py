@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import cast
 
 import mlx.core as mx
@@ -12,7 +13,7 @@ import pytest
 from batches import Decoded
 from decoding import run
 from draft_models import drafter_for
-from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 from tiny import SLIDING, VOCAB, WINDOW, byte_tokenizer, plain_tokens, random_model, sliding_model
 from trees import assert_tree_equals_sequences
 
@@ -29,6 +30,7 @@ from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target_model import layer_cache
+from redrafter_mlx.target_model.layer_cache import LayerCache
 from redrafter_mlx.target_model.masks import windowed
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.tree_check import check_trees
@@ -89,6 +91,46 @@ def test_prompts_read_in_chunks_give_the_same_tokens(monkeypatch: pytest.MonkeyP
     for chunk in (1, 5, WINDOW, 13):
         monkeypatch.setattr("redrafter_mlx.decoding.step.PREFILL_CHUNK", chunk)
         assert run(decoder, PROMPTS[0], 5)[0] == plain_tokens(model, PROMPTS[0], 5)
+
+
+def keys_read(
+    monkeypatch: pytest.MonkeyPatch, target: Target, call: Callable[[], object]
+) -> set[tuple[int | None, int]]:
+    """Return the window of each layer, and the number of keys that it reads in a call."""
+    fetch, read = LayerCache.update_and_fetch, set[tuple[int | None, int]]()
+
+    def recorded(layer: LayerCache, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        found = fetch(layer, keys, values)
+        read.add((layer.window, found[0].shape[2]))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LayerCache, "update_and_fetch", recorded)
+        call()
+    assert any(window is not None for window, _ in read) == bool(target.windows)
+    return read
+
+
+@pytest.mark.parametrize("name", SLIDING)
+def test_a_chunk_of_a_prompt_reads_the_keys_of_its_window_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Target(sliding_model(name))
+    cache, tokens = target.new_cache(), mx.array([[i % VOCAB for i in range(45)]])
+    target.append(tokens[:, :40], cache, 0)
+    read = keys_read(monkeypatch, target, lambda: target.append(tokens[:, 40:], cache, 40))
+    assert read == {(WINDOW, 5 + WINDOW - 1), (None, 45)}
+
+
+def test_layers_whose_mask_is_of_a_cache_without_a_window_read_all_keys() -> None:
+    model = sliding_model("gemma3_text", num_hidden_layers=3, sliding_window_pattern=3)
+    assert [*Target(model).windows] == [0, 1]
+    want = Target(model).append(mx.array(PROMPTS[:1]), Target(model).new_cache(), 0)
+    model.make_cache = lambda: [KVCache(), RotatingKVCache(WINDOW), KVCache()]
+    target = Target(model)
+    assert not target.windows
+    hidden = target.append(mx.array(PROMPTS[:1]), target.new_cache(), 0)
+    np.testing.assert_allclose(hidden, want, rtol=1e-4, atol=1e-4)
 
 
 def test_a_prefix_is_valid_however_long_the_text_after_it_was() -> None:
