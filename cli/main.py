@@ -15,6 +15,7 @@ from redrafter_mlx.cli import (
     doctor,
     export,
     generate,
+    learn,
     models,
     quality,
     serve,
@@ -95,6 +96,7 @@ app.command("drafters")(models.drafters)
 app.command("doctor")(doctor.command)
 app.command("verify")(verify.command)
 app.command("train")(train.command)
+app.command("learn")(learn.command)
 app.command("cache")(cached_prompts.command)
 app.command("corpora")(corpora.command)
 app.command("quality")(quality.command)

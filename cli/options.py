@@ -123,6 +123,15 @@ class ModelOptions(TargetOptions):
 
 
 @dataclass(frozen=True)
+class LearningModelOptions(ModelOptions):
+    """The same, where answers may be kept for the drafter to learn from."""
+
+    learn: Annotated[bool, Flag(
+        "Keep answers on this machine, for `redrafter-mlx learn` to train the drafter on.",
+        panel=DRAFTS)] = False  # fmt: skip
+
+
+@dataclass(frozen=True)
 class QuestionOptions:
     """The questions to ask."""
 

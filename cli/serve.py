@@ -55,7 +55,7 @@ SERVING: Mapping[str, Flag] = {
 def command(
     *,
     serving: Annotated[ServerOptions, SERVING],
-    loading: opt.ModelOptions,
+    loading: opt.LearningModelOptions,
 ) -> None:
     """Serve a model by OpenAI's and Anthropic's APIs, for agents, editors and the page at /.
 

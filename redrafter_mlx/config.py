@@ -142,8 +142,9 @@ class GenerationOptions(SamplingParams):
     the shape is fixed for the answer, and the others are chosen to be fastest on this machine.
     `draft=False` decodes plainly. `seed=None` draws a new seed. With `logprobs`, each response
     holds the log-probabilities of its token. `cache_prompt=False` neither uses nor keeps the caches
-    of earlier texts. `thinking` tells a chat template that asks, such as Qwen3's, whether the model
-    should reason first; None leaves it to the template.
+    of earlier texts. `learn=False`, or `cache_prompt=False`, keeps the answer out of what a drafter
+    learns from, see `load`. `thinking` tells a chat template that asks, such as Qwen3's, whether
+    the model should reason first; None leaves it to the template.
 
     Reproducibility: with `greedy` (which needs no seed) and `sample`, a seed gives the same text
     for every drafter and every shape, with drafts or without, because each draw belongs to a
@@ -164,6 +165,7 @@ class GenerationOptions(SamplingParams):
     draft: bool = True
     logprobs: bool = False
     cache_prompt: bool = True
+    learn: bool = True
     thinking: bool | None = None
 
     def __post_init__(self) -> None:
@@ -172,7 +174,7 @@ class GenerationOptions(SamplingParams):
         if not isinstance(given, (str, list, tuple)):
             raise BadInputError(f"stop is {given!r}; give a string or a list of strings")
         object.__setattr__(self, "stop", (given,) if isinstance(given, str) else tuple(given))
-        for name in ("draft", "logprobs", "cache_prompt"):
+        for name in ("draft", "logprobs", "cache_prompt", "learn"):
             value: object = getattr(self, name)
             if not isinstance(value, bool):
                 raise BadInputError(f"{name} is {value!r}; it must be true or false")

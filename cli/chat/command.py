@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from redrafter_mlx.cli.chat.remote import RemoteModel, RemoteSession, RemoteToken
     from redrafter_mlx.engine.engine import Redrafter
     from redrafter_mlx.engine.session import Session
+    from redrafter_mlx.learning.keeper import TextKeeper
     from redrafter_mlx.response import Response, Source
 
 PROMPT = ">>> "
@@ -54,6 +55,7 @@ class Chat:
     defaults: the options that `/set NAME default` returns to
     show_drafts: colour each token by its source, and count them in the statistics line
     count_tokens: counts the tokens of a text; None if only the server can
+    keeper: keeps the answers, for the drafter to learn from
     files: texts that /read sends with the next message, by name
     failed: whether anything was refused; in a pipe the exit status is then 1
     """
@@ -66,6 +68,7 @@ class Chat:
     show_drafts: bool = False
     show_statistics: bool = True
     count_tokens: Callable[[str], int] | None = None
+    keeper: TextKeeper | None = None
     files: dict[str, str] = field(default_factory=dict)
     leaving: bool = False
     failed: bool = False
@@ -84,7 +87,7 @@ def command(
         replace(API_KEY, help=f"What the server asks for. [env: {API_KEY.variable}]", panel=None),
     ] = None,
     generation: GenerationOptions = _DEFAULTS,
-    loading: opt.ModelOptions,
+    loading: opt.LearningModelOptions,
 ) -> None:
     """Talk with a model; /help inside lists what can be done.
 
@@ -93,17 +96,19 @@ def command(
     model: Redrafter | RemoteModel
     session: Session | RemoteSession
     count_tokens: Callable[[str], int] | None = None
+    keeper: TextKeeper | None = None
     if server is None:
         if generation.draft:
             offer_drafter(loading)
         model = opt.load_model(loading, chat_or=_WITHOUT_TEMPLATE)
         session, count_tokens = model.session(system), token_counter(model)
+        keeper = model.keeper
     else:
         leave_to_rank_0()
         from redrafter_mlx.cli.chat.remote import RemoteSession, connect
 
         for name, value in vars(replace(loading, model=None)).items():
-            if value != getattr(opt.ModelOptions, name):
+            if value != getattr(opt.LearningModelOptions, name):
                 option = option_name(name)
                 raise BadInputError(f"{option} is the server's; give it to `redrafter-mlx serve`")
         model, client = connect(server, loading.model, api_key)
@@ -115,6 +120,7 @@ def command(
         Terminal.standard(),
         show_drafts=show_drafts,
         count_tokens=count_tokens,
+        keeper=keeper,
     )
     if model.drafter_note and generation.draft:
         chat.terminal.note(model.drafter_note)
@@ -260,7 +266,8 @@ def finish_answer(
         steps = (last.usual_shape, last.usual_nodes, last.tokens_per_step)
         shares, shown = shares_line(sources), chat.show_drafts
         shape = shape_note(*steps, None if shown else shares, assumed=chat.model.costs_assumed)
-        notes = (shares if shown else None, shape, loss_note(chat.options), note)
+        kept = None if chat.keeper is None else f"{chat.keeper.kept} answers kept"
+        notes = (shares if shown else None, shape, loss_note(chat.options), kept, note)
         chat.terminal.note(statistics_line(*rates, *notes))
 
 

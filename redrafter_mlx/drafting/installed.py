@@ -10,6 +10,8 @@ from pathlib import Path
 from redrafter_mlx.drafting.recognition import form_in, read_drafter_config
 from redrafter_mlx.drafting.recurrent_config import read_config
 from redrafter_mlx.errors import DamagedFileError, ModelNotFoundError, RedrafterError
+from redrafter_mlx.learning.folder import LearningFolder
+from redrafter_mlx.learning.versions import in_use
 from redrafter_mlx.runtime.paths import bytes_below, cache_dir
 from redrafter_mlx.runtime.regular_file import read_regular_text
 from redrafter_mlx.weights import SHIPPED_DRAFTERS, Progress, no_progress
@@ -57,7 +59,7 @@ def list_drafters(model: str, progress: Progress = no_progress) -> list[ListedDr
 
     Raises ModelNotFoundError for a name that no model can have, and DamagedFileError.
     """
-    own = find_drafters(*_fingerprints_of(model, progress))[0]
+    own = find_drafters(*fingerprints_of(model, progress))[0]
     listed = [
         ListedDrafter(str(folder), _form(folder), _licence(folder), bytes_below(folder), folder)
         for folder in own
@@ -70,7 +72,7 @@ def list_drafters(model: str, progress: Progress = no_progress) -> list[ListedDr
     return listed
 
 
-def _fingerprints_of(model: str, progress: Progress) -> list[str]:
+def fingerprints_of(model: str, progress: Progress = no_progress) -> list[str]:
     """Return the fingerprints of a model's files, see TargetSource; none if they are not here."""
     entry = REGISTRY.get(model)
     if entry is not None and entry.pinned is not None:
@@ -88,26 +90,44 @@ def _fingerprints_of(model: str, progress: Progress) -> list[str]:
 def find_drafters(*fingerprints: str | None) -> tuple[list[Path], list[RedrafterError]]:
     """Return the folders of drafters for the target with these fingerprints, the preferred first.
 
-    The user's own, in `drafters/` of our cache, come before those shipped with the code in
-    `weights/drafters/`. Within each of the two, the most recently written weights come first.
+    The user's own, in `drafters/` of our cache, and the learned one that is in use come before
+    those shipped with the code in `weights/drafters/`. Within each of the two, the most recently
+    written weights come first; a learned drafter is as new as the choice of it.
 
     Returns:
       the folders, and the errors of folders that could not be read
     """
     found: list[Path] = []
     broken: list[RedrafterError] = []
-    for shelf in (own_shelf(), SHIPPED_DRAFTERS):
+    known = {fingerprint for fingerprint in fingerprints if fingerprint is not None}
+    learned = _learned(known, broken)
+    own, shipped = (_inside(shelf, broken) for shelf in (own_shelf(), SHIPPED_DRAFTERS))
+    for folders in ([*own, *learned], shipped):
         here = []
-        for folder in _inside(shelf, broken):
+        for folder in folders:
             try:
-                if _trained_for(folder) in {*fingerprints} - {None}:
-                    here.append((_written(folder), folder))
+                if _trained_for(folder) in known:
+                    here.append((learned.get(folder) or _written(folder), folder))
             except ModelNotFoundError:
                 continue  # not a drafter
             except RedrafterError as error:
                 broken.append(error)
         found += [folder for _, folder in sorted(here, reverse=True)]
     return found, broken
+
+
+def _learned(fingerprints: set[str], broken: list[RedrafterError]) -> dict[Path, float]:
+    """Return the learned drafters in use, each with the time when it was chosen."""
+    found = {}
+    for folder in map(LearningFolder.of, fingerprints):
+        try:
+            if version := in_use(folder):
+                found[version.folder] = folder.current.stat().st_mtime
+        except DamagedFileError as error:
+            broken.append(error)
+        except FileNotFoundError:
+            continue  # it is undone just now
+    return found
 
 
 def _trained_for(folder: Path) -> object:

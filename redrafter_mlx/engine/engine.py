@@ -32,6 +32,7 @@ from redrafter_mlx.engine.scheduler import Scheduler
 from redrafter_mlx.engine.session import Session
 from redrafter_mlx.engine.thread import Cancels, Emit, Ended, EngineThread, Listener
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.learning.keeper import TextKeeper
 from redrafter_mlx.response import Completion, Response
 from redrafter_mlx.runtime.process import MLX_PROCESS
 from redrafter_mlx.target_model.model import Target
@@ -54,6 +55,7 @@ class Redrafter:
     drafting:     the names of all, for people and records; None for plain decoding
     tuning:       auto-tuning: cost model and acceptance statistics; None for plain decoding and
                   for a static tree, where no shape is chosen
+    keeper:       keeps the answers, see `load`; None keeps none
     """
 
     def __init__(
@@ -69,12 +71,14 @@ class Redrafter:
         target: Target | None = None,
         mirror: Mirror | None = None,
         thread: EngineThread | None = None,
+        keeper: TextKeeper | None = None,
     ) -> None:
         """`load` finds drafters by name; here they are objects.
 
         target: the model's, if it was made before
         mirror: sends the target's calls to the other ranks; None if there are none
         thread: computes for other engines, too; by default this one has a thread of its own
+        keeper: keeps the answers, for a drafter to learn from
 
         Raises UnsupportedModelError or MismatchError if model and drafter do not fit together,
         and ForkedProcessError after a fork.
@@ -115,7 +119,9 @@ class Redrafter:
             self.tokenizer, target.vocab_size, context_length_of(model, source), self._memory
         )
         store = prefix_store(self.limits, self.target, self.drafter)
-        scheduler = partial(Scheduler, self.target, self.tuning, self.limits, self._memory, store)
+        self.keeper = keeper
+        parts_of_scheduler = self.target, self.tuning, self.limits, self._memory, store, keeper
+        scheduler = partial(Scheduler, *parts_of_scheduler)
         self.thread = thread or EngineThread()
         self._core = EngineCore(scheduler, self.target.lock, self.thread)
         weakref.finalize(self, self._core.close)

@@ -16,6 +16,7 @@ from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.decoding.text import AnswerText
 from redrafter_mlx.engine.tally import Tally
 from redrafter_mlx.engine.thread import Emit, Ended
+from redrafter_mlx.learning.keeper import TextKeeper
 from redrafter_mlx.response import Response, StepResult
 from redrafter_mlx.speculation.penalties import changes_logits
 from redrafter_mlx.speculation.tree import Pack, pack_beam
@@ -170,6 +171,12 @@ class Answer(Sequence):
         if not self._ended:
             self._ended = True
             self._send(Ended(error or self.error))
+
+    def offer_to(self, keeper: TextKeeper) -> None:
+        """Let the text be kept to learn from, unless its request or an error forbids it."""
+        options = self.request.options
+        if options.learn and options.cache_prompt and self.error is None:
+            keeper.keep(self.request.prompt, self.text.tokens, options.temperature)
 
     @contextlib.contextmanager
     def catch_errors(self) -> Iterator[None]:

@@ -27,6 +27,7 @@ from redrafter_mlx.engine.prefixes import Prefixes
 from redrafter_mlx.engine.prompt_reader import PromptReader
 from redrafter_mlx.engine.request import Answer
 from redrafter_mlx.errors import RedrafterError
+from redrafter_mlx.learning.keeper import TextKeeper
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import Pack
 from redrafter_mlx.target_model.model import Target
@@ -54,8 +55,9 @@ class Scheduler:
         options: EngineOptions,
         memory: MemoryBudget,
         store: PrefixStore | None = None,
+        keeper: TextKeeper | None = None,
     ) -> None:
-        self._target, self._tuning = target, tuning
+        self._target, self._tuning, self._keeper = target, tuning, keeper
         self._options, self._memory = options, memory
         self._prefixes = Prefixes(self._memory.prefix_bytes, store)
         self._open: set[Answer] = set()  # all that have not been told of their end
@@ -276,8 +278,8 @@ class Scheduler:
     def _close_round(self, over: Sequence[Answer]) -> None:
         """Remove empty batches, and tell the callers of the answers that are over.
 
-        What was learned is recorded afterwards, so that no caller waits for it. An idle engine
-        returns unused memory to the system.
+        What was learned is recorded afterwards, so that no caller waits for it, and the keeper gets
+        the answers that may be kept. An idle engine returns unused memory to the system.
         """
         used = [answer.pipeline for answer in (*self._prompts.reading, *self._running)]
         empty = [key for key, batch in self._batches.items() if batch not in used]
@@ -291,6 +293,8 @@ class Scheduler:
         for answer in over:
             answer.end()
             self._open.discard(answer)
+            if self._keeper is not None:
+                answer.offer_to(self._keeper)
         if self._tuning is not None:
             for policy in ended:
                 self._tuning.record(policy)

@@ -17,6 +17,7 @@ from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.thread import EngineThread
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.learning.keeper import TextKeeper
 from redrafter_mlx.loading.drafter import PreparedDrafter, open_drafter, prepare_drafter
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.device import memory_limit
@@ -36,6 +37,7 @@ def load(
     engine: EngineOptions | None = None,
     warm_up: bool = True,
     chat_or: str | None = None,
+    learn: bool = False,
 ) -> Redrafter:
     """Load a target with its drafter, warmed up and ready to answer.
 
@@ -58,6 +60,8 @@ def load(
       model, dtype, quantize, offline, progress, chat_or: as in `load_target`
       engine: how many answers share the device, and how they take turns
       warm_up: run every kernel once; otherwise the first answer does, which takes longer then
+      learn: keep answers on this machine, for `redrafter-mlx learn` to train the drafter on; the
+        first time, the log says where. Requests with `learn=False` are left out
     Raises:
       RedrafterError: in one line, for every error that a user can cause
     """
@@ -87,7 +91,13 @@ def load(
         if engine.memory_bytes is None:  # caches grow alike on all ranks
             engine = replace(engine, memory_bytes=max(size + free, 1))
     return draft_with(
-        prepared, loaded, offline=offline, progress=progress, engine=engine, warm_up=warm_up
+        prepared,
+        loaded,
+        offline=offline,
+        progress=progress,
+        engine=engine,
+        warm_up=warm_up,
+        learn=learn,
     )
 
 
@@ -100,23 +110,28 @@ def draft_with(
     engine: EngineOptions | None = None,
     thread: EngineThread | None = None,
     warm_up: bool = True,
+    learn: bool = False,
 ) -> Redrafter:
     """Find the drafter for a target in memory, check, and warm up: the second half of `load`.
 
     thread: computes for other engines, too
     """
+    keeper, source = None, loaded.source
+    if learn:
+        keeper = TextKeeper(source.name, source.fingerprint, loaded.tokenizer.decode)
     opened, note = open_drafter(drafter, loaded, offline=offline, progress=progress)
     redrafter = Redrafter(
         loaded.model,
         loaded.tokenizer,
         opened,
         host_drafters=host_drafters(drafter.host, beside=opened is not None),
-        source=loaded.source,
+        source=source,
         drafter_note=note,
         engine=engine,
         target=loaded.target,
         mirror=loaded.mirror,
         thread=thread,
+        keeper=keeper,
     )
     redrafter.check()
     if warm_up:

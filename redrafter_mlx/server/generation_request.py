@@ -31,6 +31,7 @@ class OwnOptions(Schema):
     """`x_redrafter`: `true`, or an object."""
 
     draft: bool = True
+    learn: bool = True
 
 
 class GenerationRequest(Schema):
@@ -81,6 +82,11 @@ class GenerationRequest(Schema):
                 raise ApiError(400, f"{name} is not supported; {instead}", param=name)
         return sorted({*self.unread()} - {*_OTHER_NAMES})  # which were read
 
+    @property
+    def own(self) -> OwnOptions:
+        """What the request asks for by `x_redrafter`, or the defaults."""
+        return self.x_redrafter or OwnOptions()
+
     def options(self, number: int, max_tokens: int) -> GenerationOptions:
         """Return the options of one of the answers; each answer has a different seed."""
         sampling = {name: getattr(self, name) for name in _SAMPLING}
@@ -92,6 +98,7 @@ class GenerationRequest(Schema):
             stop=self.stops,
             **sampling,
             logit_bias=tuple((int(token), bias) for token, bias in self.logit_bias.items()),
-            draft=self.x_redrafter is None or self.x_redrafter.draft,
+            draft=self.own.draft,
+            learn=self.own.learn,
             logprobs=self.alternatives is not None,
         )

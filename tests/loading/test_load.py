@@ -27,6 +27,8 @@ from redrafter_mlx.drafting.published.medusa import MedusaConfig, MedusaNetwork,
 from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.drafting.recurrent_config import read_config
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError, ModelNotFoundError
+from redrafter_mlx.learning.folder import LearningFolder
+from redrafter_mlx.learning.kept_texts import TextStore
 from redrafter_mlx.loading import load as loading
 from redrafter_mlx.loading.drafter import prepare_drafter
 from redrafter_mlx.loading.load import load
@@ -323,3 +325,17 @@ def test_a_drafter_of_another_form_is_found_by_the_target_it_was_trained_for(she
     assert [folder.name for folder in folders] == ["heads", "a"]
     assert not broken
     assert load("tiny", drafter="trained").drafting == "Medusa"
+
+
+def test_answers_are_kept_only_where_it_is_asked_for(shelf: Path) -> None:
+    plain = load("tiny", "none")
+    plain.generate([1, 2, 3], max_tokens=20)
+    plain.close()
+    assert not (shelf.parent / "learning").exists()
+    learning = load("tiny", "none", learn=True)
+    answer = learning.generate([1, 2, 3], max_tokens=20)
+    learning.close()
+    assert learning.keeper is not None
+    learning.keeper.close()
+    (text,) = TextStore(LearningFolder.of("sha256:t").texts).texts()
+    assert text.answer == tuple(answer.token_ids)

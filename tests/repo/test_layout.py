@@ -16,6 +16,7 @@ ROOMS = (
     "cpu",
     "config",
     "weights",
+    "learning",
     "speculation",
     "target_model",
     "distributed",
