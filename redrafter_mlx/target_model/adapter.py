@@ -213,8 +213,8 @@ def with_node_positions(
             if type(value) is nn.Linear:
                 found.append(LinearView(value))
                 return found[-1]
-            if mixers is not None and type(value) is nn.Conv1d:
-                return mixers.convolution(value)
+            if mixers is not None and (layer := mixers.layer(value)) is not None:
+                return layer
             if id(value) not in copies:
                 clone = copies[id(value)] = copy.copy(value)
                 kind = fast_class(type(value))
@@ -254,14 +254,18 @@ def restricted_to(layer: nn.Module, tokens: mx.array | None) -> nn.Module:
     return view
 
 
-def head_of(model: nn.Module, model_type: str, tokens: mx.array | None = None) -> nn.Module:
+def head_of(
+    model: nn.Module, model_type: str, tokens: mx.array | None = None
+) -> Callable[[mx.array], mx.array]:
     """Return the model without its layers: hidden states in, logits of `tokens` [V'] or all out.
 
-    The model's own code applies its scaling and soft caps to the logits.
+    The model's own code applies its scaling and soft caps to the logits. Code that reads the shape
+    of its tokens, as Mamba's, gets the positions of all rows in one axis.
     """
     name, backbone = find_backbone(model, model_type)
     if _INNER_HEAD in backbone:
-        return restricted_to(backbone[_INNER_HEAD], tokens)
+        inner: Callable[[mx.array], mx.array] = restricted_to(backbone[_INNER_HEAD], tokens)
+        return inner
     backbone = copy.copy(backbone)
     embedding = find_embedding(backbone, model_type)
     for key, child in list(backbone.items()):
@@ -272,4 +276,14 @@ def head_of(model: nn.Module, model_type: str, tokens: mx.array | None = None) -
     for key in _HEAD_NAMES:
         if isinstance(model.get(key), nn.Module):
             view[key] = restricted_to(model[key], tokens)
-    return view
+
+    def of_positions(hidden: mx.array) -> mx.array:
+        out: mx.array = view(hidden.flatten(0, -2))
+        return out.reshape(*hidden.shape[:-1], -1)
+
+    try:
+        view(embedding(mx.array([[0]])))  # nothing is computed
+    except ValueError:
+        return of_positions
+    whole: Callable[[mx.array], mx.array] = view
+    return whole

@@ -19,8 +19,14 @@ from redrafter_mlx.target_model.row_masks import Backbone
 
 _TREES_IN_LISTS = ("deepseek_v32", "glm_moe_dsa", "longcat_flash")
 """Models whose layers keep several caches of keys that can all hold a tree: of two attentions, or
-of one that reads only the keys that an indexer chooses, by the tree's mask. MiniMax M3's chooses
-blocks of slots by position, and a node's slot is not its position."""
+of one that reads only the keys that an indexer chooses, by the tree's mask."""
+
+_WITHOUT_TREES = {
+    "llama4": "it masks chunks of the text by the call's position, and each node has its own",
+    "minimax_m3_vl": "it chooses blocks of cache slots by position, and a node's slot is another",
+    "longcat_flash_ngram": "its embedding reads the tokens before each in the order of the call",
+}
+"""Modules of mlx-lm whose models take no tree, and why."""
 
 
 class CacheForm(NamedTuple):
@@ -40,6 +46,9 @@ def check_cache(model: nn.Module, model_type: str) -> list[CacheForm]:
 
     Raises UnsupportedModelError for layers that keep something that a tree cannot share.
     """
+    module = type(model).__module__.rpartition(".")[2]
+    if module in _WITHOUT_TREES:
+        raise unsupported(model_type, _WITHOUT_TREES[module])
     if not hasattr(model, "layers"):
         raise unsupported(model_type, "its language model has no list of layers")
     made = make_prompt_cache(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
 import mlx.nn as nn
 from tiny import random_model
 
@@ -77,10 +78,10 @@ HYBRIDS: dict[str, dict[str, object]] = {
     # convolutions alone
     "lfm2": {**_CONVOLUTIONS, "block_dim": 32, "block_multiple_of": 8,
              "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": False},
+    "gear": {"head_dim": 8, "num_hidden_layers": 4, "sliding_window": 16, "layer_types": [
+        "conv_mixer", "sliding_attention", "conv_mixer", "full_attention"]},
     "lfm2_moe": {**_CONVOLUTIONS, **_EXPERTS, "use_expert_bias": True, "num_dense_layers": 1},
-}  # fmt: skip
-
-WITHOUT_TREES: dict[str, dict[str, object]] = {
+    # recurrences whose states are gathered from parents
     "mamba": {"state_size": 6, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True,
               "time_step_rank": 4},
     "rwkv7": {"head_dim": 8, "norm_eps": 1e-5, "a_low_rank_dim": 8, "v_low_rank_dim": 8,
@@ -95,9 +96,20 @@ WITHOUT_TREES: dict[str, dict[str, object]] = {
     "baichuan_m1": {"sliding_window": 16, "sliding_window_layers": [0], "conv_window": 2,
                     "num_swa_attention_heads": 4, "num_swa_key_value_heads": 2},
 }  # fmt: skip
-"""Architectures whose recurrence is not one of `target_model/recurrent/`."""
 
 
 def hybrid_model(name: str, seed: int = 3, **changes: object) -> nn.Module:
-    """Return a tiny random model of a hybrid architecture."""
-    return random_model(name, seed, **{**HYBRIDS[name], **changes})
+    """Return a tiny random model of a hybrid architecture.
+
+    Parameters that mlx-lm creates as zeros, for a file to fill in, are random as well: through
+    zeros no state would be read.
+    """
+    model = random_model(name, seed, **{**HYBRIDS[name], **changes})
+    empty = [
+        (path, 0.3 * mx.random.normal(array.shape, dtype=array.dtype))
+        for path, array in nn.utils.tree_flatten(model.parameters())
+        if not path.endswith("bias") and not array.any().item()
+    ]
+    model.load_weights(empty, strict=False)
+    mx.eval(model.parameters())
+    return model

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from batches import FEW, drafted, follow_a_random_schedule
 from decoding import PROMPT, read, run, up_to
-from hybrids import HYBRIDS, WITHOUT_TREES, hybrid_model
+from hybrids import HYBRIDS, hybrid_model
 from mlx_lm.models.cache import make_prompt_cache
-from tiny import VOCAB, Words, byte_tokenizer, plain_tokens, random_drafter, random_model
+from tiny import VOCAB, Words, byte_tokenizer, plain_tokens, random_drafter
 from trees import PROMPTS, sequential_logits, tree_for
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
@@ -21,7 +21,6 @@ from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
@@ -182,7 +181,10 @@ def test_random_schedules_with_a_recurrent_draft_model_give_every_row_its_own_to
         follow_a_random_schedule(decoder, seed)
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "kimi_linear", "falcon_h1", "mamba2", "lfm2"])
+@pytest.mark.parametrize(
+    "name",
+    ["qwen3_5", "kimi_linear", "falcon_h1", "mamba2", "lfm2", "mamba", "rwkv7", "baichuan_m1"],
+)
 def test_answers_of_an_engine_equal_autoregression_alone_in_batches_and_cancelled(
     name: str,
 ) -> None:
@@ -203,10 +205,3 @@ def test_answers_of_an_engine_equal_autoregression_alone_in_batches_and_cancelle
     for _ in range(2):
         answer = [r.token for r in redrafter.stream(longer, max_tokens=16, **shape)]
         assert answer == want[0][8:]
-
-
-@pytest.mark.parametrize("name", WITHOUT_TREES)
-def test_a_recurrence_without_a_form_for_trees_is_refused_by_name(name: str) -> None:
-    model = random_model(name, **WITHOUT_TREES[name])
-    with pytest.raises(UnsupportedModelError, match=rf"^{name} .*recurrence.*trees"):
-        Target(model)

@@ -194,8 +194,19 @@ def test_weights_are_shared_and_not_copied() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "what"),
     [
-        ("mamba", {"state_size": 4, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True,
-                   "time_step_rank": 4}, "ArraysCache"),
+        ("llama4", {"text_config": {
+            "model_type": "llama4", "attention_bias": False, "attention_chunk_size": 8,
+            "head_dim": 8, "hidden_size": 32, "interleave_moe_layer_step": 2, "rope_theta": 1e4,
+            "intermediate_size": 64, "intermediate_size_mlp": 64, "vocab_size": VOCAB,
+            "max_position_embeddings": 512, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "num_experts_per_tok": 1, "num_local_experts": 2, "rms_norm_eps": 1e-5,
+            "rope_scaling": None, "use_qk_norm": True, "num_hidden_layers": 4}}, "chunks"),
+        ("longcat_flash_ngram", {
+            "ffn_hidden_size": 64, "moe_topk": 2, "expert_ffn_hidden_size": 32, "num_layers": 2,
+            "n_routed_experts": 4, "zero_expert_num": 2, "q_lora_rank": 8, "kv_lora_rank": 8,
+            "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+            "routed_scaling_factor": 1.0, "mla_scale_q_lora": True, "mla_scale_kv_lora": True,
+            "ngram_vocab_size_ratio": 3, "emb_split_num": 2, "emb_neighbor_num": 3}, "embedding"),
         ("gpt2", {"n_ctx": 64, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64,
                   "layer_norm_epsilon": 1e-5}, "rotary"),
         ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rotary"),

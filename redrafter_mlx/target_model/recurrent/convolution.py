@@ -12,13 +12,29 @@ import mlx.nn as nn
 from redrafter_mlx.target_model.recurrent.interface import AcceptedPath, Recurrence, Tape, TreeNodes
 
 
-class Convolution(Recurrence):
-    """A depthwise `nn.Conv1d` without padding, with a kernel of k positions.
+class Window(Recurrence):
+    """A state that is a window of the newest inputs.
 
     Shapes:
       state: [B, k - 1, C]
       tape:  rows [B, k - 1 + N, C], the state and the nodes' inputs
     """
+
+    def windows(self, nodes: TreeNodes, rows: mx.array, size: int) -> mx.array:
+        """Return the rows that each node reads, [B N, size, C]."""
+        index = nodes.windows(size)
+        B, N, _ = index.shape
+        windows = mx.take_along_axis(rows, index.reshape(B, N * size, 1), axis=1)
+        return windows.reshape(B * N, size, -1)
+
+    def commit(self, state: mx.array, tape: Tape, accepted: AcceptedPath) -> mx.array:
+        (rows,) = tape
+        index = accepted.window(state.shape[1] + 1)
+        return mx.take_along_axis(rows, index[..., None], axis=1)
+
+
+class Convolution(Window):
+    """A depthwise `nn.Conv1d` without padding, with a kernel of k positions."""
 
     def function(self, layer: nn.Conv1d, rows: mx.array) -> mx.array:
         return layer(rows)
@@ -27,13 +43,6 @@ class Convolution(Recurrence):
         """Return outputs [B, N, C] of the layer."""
         if nodes.is_chain:
             return layer(rows), (rows,)
-        size = layer.weight.shape[1]
-        index = nodes.windows(size)
-        B, N, _ = index.shape
-        windows = mx.take_along_axis(rows, index.reshape(B, N * size, 1), axis=1)
-        return layer(windows.reshape(B * N, size, -1)).reshape(B, N, -1), (rows,)
-
-    def commit(self, state: mx.array, tape: Tape, accepted: AcceptedPath) -> mx.array:
-        (rows,) = tape
-        index = accepted.window(state.shape[1] + 1)
-        return mx.take_along_axis(rows, index[..., None], axis=1)
+        B, N, _ = nodes.mask.shape
+        windows = self.windows(nodes, rows, layer.weight.shape[1])
+        return layer(windows).reshape(B, N, -1), (rows,)
