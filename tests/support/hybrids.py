@@ -78,8 +78,8 @@ HYBRIDS: dict[str, dict[str, object]] = {
     # convolutions alone
     "lfm2": {**_CONVOLUTIONS, "block_dim": 32, "block_multiple_of": 8,
              "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": False},
-    "gear": {"head_dim": 8, "num_hidden_layers": 4, "sliding_window": 16, "layer_types": [
-        "conv_mixer", "sliding_attention", "conv_mixer", "full_attention"]},
+    "gear": {"head_dim": 8, "conv_L_cache": 3, "num_hidden_layers": 4, "sliding_window": 16,
+             "layer_types": ["conv_mixer", "sliding_attention", "conv_mixer", "full_attention"]},
     "lfm2_moe": {**_CONVOLUTIONS, **_EXPERTS, "use_expert_bias": True, "num_dense_layers": 1},
     # recurrences whose states are gathered from parents
     "mamba": {"state_size": 6, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True,

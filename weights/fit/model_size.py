@@ -23,6 +23,7 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 _RECURRENT = (
     *("linear_num_value_heads", "linear_attn_config", "layer_group_size"),
     *("mamba_d_state", "ssm_state_size", "state_size", "conv_L_cache"),
+    *("decay_low_rank_dim", "conv1d_width", "conv_window"),  # RWKV 7, RecurrentGemma, Baichuan M1
 )
 """Keys of config.json for the size of recurrent layers, by architecture."""
 
