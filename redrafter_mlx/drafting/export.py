@@ -23,9 +23,9 @@ from redrafter_mlx.drafting.drafter_files import (
     write_drafter,
 )
 from redrafter_mlx.drafting.forms import find_form
-from redrafter_mlx.drafting.published.eagle import EAGLE3
-from redrafter_mlx.drafting.published.medusa import MEDUSA, TOKEN_MAP, authors_name, own_names
-from redrafter_mlx.drafting.published.mlp_speculator import MLP_SPECULATOR
+from redrafter_mlx.drafting.published.heads.eagle import EAGLE3
+from redrafter_mlx.drafting.published.heads.medusa import MEDUSA, TOKEN_MAP, authors_name, own_names
+from redrafter_mlx.drafting.published.heads.mlp_speculator import MLP_SPECULATOR
 from redrafter_mlx.drafting.recurrent import RECURRENT, RecurrentNetwork, own_name
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig, read_config
 from redrafter_mlx.errors import BadInputError, MismatchError

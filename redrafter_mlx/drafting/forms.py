@@ -16,14 +16,14 @@ from redrafter_mlx.drafting.drafter_files import (
 )
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
+from redrafter_mlx.drafting.published.blocks.dflash import DFLASH
+from redrafter_mlx.drafting.published.blocks.dflash2 import DFLASH2
+from redrafter_mlx.drafting.published.blocks.dspark import DSPARK
 from redrafter_mlx.drafting.published.calibration import calibrated
-from redrafter_mlx.drafting.published.dflash import DFLASH
-from redrafter_mlx.drafting.published.dflash2 import DFLASH2
-from redrafter_mlx.drafting.published.dspark import DSPARK
-from redrafter_mlx.drafting.published.eagle import EAGLE, EAGLE3
-from redrafter_mlx.drafting.published.medusa import MEDUSA
-from redrafter_mlx.drafting.published.mlp_speculator import MLP_SPECULATOR
-from redrafter_mlx.drafting.published.mtp import MTP
+from redrafter_mlx.drafting.published.heads.eagle import EAGLE, EAGLE3
+from redrafter_mlx.drafting.published.heads.medusa import MEDUSA
+from redrafter_mlx.drafting.published.heads.mlp_speculator import MLP_SPECULATOR
+from redrafter_mlx.drafting.published.heads.mtp import MTP
 from redrafter_mlx.drafting.recognition import form_of, of_mtp_head
 from redrafter_mlx.drafting.recurrent import RECURRENT
 from redrafter_mlx.target_model.model import Target

@@ -25,7 +25,7 @@ from weights_samples import (
 )
 
 from redrafter_mlx.cli import main
-from redrafter_mlx.drafting.published.medusa import MedusaConfig, MedusaNetwork, save_medusa
+from redrafter_mlx.drafting.published.heads.medusa import MedusaConfig, MedusaNetwork, save_medusa
 from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.fit.machine import planned_machine, this_machine

@@ -35,7 +35,7 @@ from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.training.trainer import Evaluation, Trainer
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.level_drafter import LevelDrafter, MemorylessDrafter
-from redrafter_mlx.drafting.published.medusa import MedusaDrafter
+from redrafter_mlx.drafting.published.heads.medusa import MedusaDrafter
 from redrafter_mlx.errors import MismatchError
 from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.target_model.model import Target

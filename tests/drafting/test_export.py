@@ -15,8 +15,8 @@ from redrafter_mlx.cli import main
 from redrafter_mlx.drafting.drafter_files import open_files, parameters_of
 from redrafter_mlx.drafting.export import ExportFormat, export_drafter
 from redrafter_mlx.drafting.forms import DrafterFolder
-from redrafter_mlx.drafting.published.medusa import MedusaConfig, MedusaNetwork, save_medusa
-from redrafter_mlx.drafting.published.mlp_speculator import (
+from redrafter_mlx.drafting.published.heads.medusa import MedusaConfig, MedusaNetwork, save_medusa
+from redrafter_mlx.drafting.published.heads.mlp_speculator import (
     SpeculatorConfig,
     SpeculatorNetwork,
     save_speculator,

@@ -17,8 +17,8 @@ from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
 from redrafter_mlx.drafting.ngram import Lookup
-from redrafter_mlx.drafting.published.medusa import MedusaConfig, MedusaDrafter, MedusaNetwork
-from redrafter_mlx.drafting.published.mlp_speculator import (
+from redrafter_mlx.drafting.published.heads.medusa import MedusaConfig, MedusaDrafter, MedusaNetwork
+from redrafter_mlx.drafting.published.heads.mlp_speculator import (
     SpeculatorConfig,
     SpeculatorDrafter,
     SpeculatorNetwork,

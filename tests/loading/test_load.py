@@ -23,7 +23,7 @@ from tiny import (
 
 from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.drafting.names import parse
-from redrafter_mlx.drafting.published.medusa import MedusaConfig, MedusaNetwork, save_medusa
+from redrafter_mlx.drafting.published.heads.medusa import MedusaConfig, MedusaNetwork, save_medusa
 from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.drafting.recurrent_config import read_config
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError, ModelNotFoundError

@@ -33,9 +33,9 @@ from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Features, Seen
 from redrafter_mlx.drafting.ngram import Lookup
-from redrafter_mlx.drafting.published.block_rows import embedding_scale
-from redrafter_mlx.drafting.published.dflash import BlockDrafter
-from redrafter_mlx.drafting.published.dflash2 import DFlash2Drafter
+from redrafter_mlx.drafting.published.blocks.dflash import BlockDrafter
+from redrafter_mlx.drafting.published.blocks.dflash2 import DFlash2Drafter
+from redrafter_mlx.drafting.published.blocks.rows import embedding_scale
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError
 from redrafter_mlx.target_model.model import Target

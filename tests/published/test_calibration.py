@@ -20,7 +20,7 @@ from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
 from redrafter_mlx.drafting.published import calibration
 from redrafter_mlx.drafting.published.calibration import AS_STORED, acceptance, best_reading
-from redrafter_mlx.drafting.published.eagle import EagleDrafter
+from redrafter_mlx.drafting.published.heads.eagle import EagleDrafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.runtime.paths import cache_dir
 from redrafter_mlx.speculation.beams import Beams

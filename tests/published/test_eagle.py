@@ -42,7 +42,7 @@ from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.interface import Drafter, Features, Seen
 from redrafter_mlx.drafting.ngram import Lookup
-from redrafter_mlx.drafting.published.eagle import EagleDrafter
+from redrafter_mlx.drafting.published.heads.eagle import EagleDrafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError
 from redrafter_mlx.speculation.static_tree import StaticTree

@@ -35,7 +35,7 @@ from redrafter_mlx.distill.drafter_forms import EagleForm
 from redrafter_mlx.distill.evaluation.acceptance import simulate_steps
 from redrafter_mlx.distill.forms.eagle_sequences import grouped, pad_together, unrolled_logits
 from redrafter_mlx.distill.options_file import make_job
-from redrafter_mlx.drafting.published.eagle import EagleDrafter
+from redrafter_mlx.drafting.published.heads.eagle import EagleDrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target_model.model import Target
 

@@ -22,7 +22,7 @@ from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.ngram import Lookup
-from redrafter_mlx.drafting.published.medusa import MedusaDrafter
+from redrafter_mlx.drafting.published.heads.medusa import MedusaDrafter
 from redrafter_mlx.drafting.recognition import holds_drafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError

@@ -47,7 +47,7 @@ from redrafter_mlx.drafting.drafter_files import parameters_of
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Seen
 from redrafter_mlx.drafting.ngram import Lookup
-from redrafter_mlx.drafting.published.mtp import MtpDrafter, layer_like
+from redrafter_mlx.drafting.published.heads.mtp import MtpDrafter, layer_like
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError
 from redrafter_mlx.target_model.model import Target

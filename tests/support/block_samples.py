@@ -15,7 +15,7 @@ from eagle_samples import HEADS, INNER, KV_HEADS, LAYERS, VOCAB, Tensors
 from tiny import HIDDEN
 
 from redrafter_mlx.drafting.forms import DrafterFolder
-from redrafter_mlx.drafting.published.dflash import BlockDrafter
+from redrafter_mlx.drafting.published.blocks.dflash import BlockDrafter
 from redrafter_mlx.target_model.model import Target
 
 BASE = 10000.0

@@ -32,7 +32,7 @@ from redrafter_mlx.distill.forms.registry import recipe_for
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Drafter, Seen
-from redrafter_mlx.drafting.published.eagle import EagleDrafter
+from redrafter_mlx.drafting.published.heads.eagle import EagleDrafter
 from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
 

@@ -14,7 +14,7 @@ from tiny import byte_tokenizer
 from weights_resolve_samples import hub as hub
 
 from redrafter_mlx.drafting.forms import DrafterFolder
-from redrafter_mlx.drafting.published.mtp import MtpDrafter, layer_like
+from redrafter_mlx.drafting.published.heads.mtp import MtpDrafter, layer_like
 from redrafter_mlx.target_model.model import Target
 
 Tensors = dict[str, mx.array]

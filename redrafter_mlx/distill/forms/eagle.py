@@ -1,4 +1,4 @@
-"""EAGLE-3, trained on whole texts: see eagle_sequences.py, and drafting/published/eagle.py."""
+"""EAGLE-3, trained on whole texts: see eagle_sequences.py, and published/heads/eagle.py."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from redrafter_mlx.distill.forms.fresh_weights import (
 )
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafting.drafter_files import DrafterFiles
-from redrafter_mlx.drafting.published.eagle import EAGLE3, EagleDrafter
-from redrafter_mlx.drafting.published.eagle_config import EagleConfig
-from redrafter_mlx.drafting.published.eagle_files import (
+from redrafter_mlx.drafting.published.heads.eagle import EAGLE3, EagleDrafter
+from redrafter_mlx.drafting.published.heads.eagle_config import EagleConfig
+from redrafter_mlx.drafting.published.heads.eagle_files import (
     LAYER_CONFIG,
     save_eagle,
     speculators_config,
 )
-from redrafter_mlx.drafting.published.eagle_network import EagleNetwork, EagleThreeNetwork
+from redrafter_mlx.drafting.published.heads.eagle_network import EagleNetwork, EagleThreeNetwork
 from redrafter_mlx.drafting.published.network_config import ROPE_BASE
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.model import Target

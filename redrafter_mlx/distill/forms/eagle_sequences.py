@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.distill.corpus.shards import Text
-from redrafter_mlx.drafting.published.eagle_network import EagleNetwork
+from redrafter_mlx.drafting.published.heads.eagle_network import EagleNetwork
 from redrafter_mlx.target_model.masks import windowed
 
 PADDED = 2

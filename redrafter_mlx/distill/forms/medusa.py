@@ -1,4 +1,4 @@
-"""Medusa heads: see drafting/published/medusa.py.
+"""Medusa heads: see drafting/published/heads/medusa.py.
 
 As in the authors' training, each head starts as the target's own prediction of the next token: its
 residual block adds nothing at first, and its output matrix is the target's.
@@ -20,7 +20,7 @@ from redrafter_mlx.distill.forms.form import Student
 from redrafter_mlx.distill.forms.fresh_weights import output_matrix
 from redrafter_mlx.distill.forms.positions import PositionRecipe
 from redrafter_mlx.drafting.drafter_files import DrafterFiles
-from redrafter_mlx.drafting.published.medusa import (
+from redrafter_mlx.drafting.published.heads.medusa import (
     MEDUSA,
     MedusaConfig,
     MedusaDrafter,

@@ -1,4 +1,4 @@
-"""MLP speculators: see drafting/published/mlp_speculator.py.
+"""MLP speculators: see drafting/published/heads/mlp_speculator.py.
 
 Their paper (arXiv 2404.19124) trains them in two stages, on plain text and then on the target's
 own answers. Here these are two runs, the second of which starts from the first
@@ -19,7 +19,7 @@ from redrafter_mlx.distill.forms.form import Student
 from redrafter_mlx.distill.forms.fresh_weights import draw_matrices
 from redrafter_mlx.distill.forms.positions import PositionRecipe
 from redrafter_mlx.drafting.drafter_files import DrafterFiles
-from redrafter_mlx.drafting.published.mlp_speculator import (
+from redrafter_mlx.drafting.published.heads.mlp_speculator import (
     MLP_SPECULATOR,
     SpeculatorConfig,
     SpeculatorDrafter,

@@ -18,7 +18,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.llama import MLP
 
-from redrafter_mlx.drafting.published.block_config import BlockConfig
+from redrafter_mlx.drafting.published.blocks.config import BlockConfig
 from redrafter_mlx.drafting.published.network import DrafterNetwork, Projections, share_weights
 from redrafter_mlx.target_model.layer_cache import AttentionCache
 

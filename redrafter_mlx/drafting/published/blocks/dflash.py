@@ -1,6 +1,6 @@
 """DFlash: a block of mask tokens that predicts all drafts of a step in one call.
 
-Chen et al. (arXiv 2602.06036); `block_network.py` has the equations. The rows after the root give
+Chen et al. (arXiv 2602.06036); `network.py` has the equations. The rows after the root give
 one distribution for each draft, and these do not depend on one another's tokens. So the likeliest
 prefixes are those with the largest products of probabilities, which beam search finds exactly: kept
 up to a number of nodes, they are DDTree's tree (arXiv 2604.12989). JetSpec (arXiv 2606.18394) has
@@ -25,9 +25,9 @@ from redrafter_mlx.drafting.level_drafter import (
     IndependentLevels,
     shuffled,
 )
-from redrafter_mlx.drafting.published.block_config import other_readings, read_block
-from redrafter_mlx.drafting.published.block_network import BlockNetwork
-from redrafter_mlx.drafting.published.block_rows import BlockRows
+from redrafter_mlx.drafting.published.blocks.config import other_readings, read_block
+from redrafter_mlx.drafting.published.blocks.network import BlockNetwork
+from redrafter_mlx.drafting.published.blocks.rows import BlockRows
 from redrafter_mlx.drafting.published.network_config import of_network, read_vocabulary
 from redrafter_mlx.drafting.recognition import eagle_name
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary

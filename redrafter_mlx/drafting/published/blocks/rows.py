@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from redrafter_mlx.drafting.interface import Seen
-from redrafter_mlx.drafting.published.block_network import BlockNetwork
+from redrafter_mlx.drafting.published.blocks.network import BlockNetwork
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.speculation.constants import iota
 from redrafter_mlx.target_model.adapter import with_node_positions

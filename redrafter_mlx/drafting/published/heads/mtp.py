@@ -32,7 +32,7 @@ from redrafter_mlx.drafting.drafter_files import (
     parameters_of,
 )
 from redrafter_mlx.drafting.level_drafter import shuffled
-from redrafter_mlx.drafting.published.feature_drafter import (
+from redrafter_mlx.drafting.published.heads.feature_drafter import (
     FeatureConfig,
     FeatureDrafter,
     FeatureNetwork,

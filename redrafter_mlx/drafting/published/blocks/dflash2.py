@@ -28,9 +28,9 @@ from redrafter_mlx.drafting import recognition
 from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form
 from redrafter_mlx.drafting.interface import Memory
 from redrafter_mlx.drafting.level_drafter import DraftLevels
-from redrafter_mlx.drafting.published.block_config import BlockConfig, read_block
-from redrafter_mlx.drafting.published.block_network import BlockLayer, BlockNetwork
-from redrafter_mlx.drafting.published.dflash import BlockDrafter, fill_block
+from redrafter_mlx.drafting.published.blocks.config import BlockConfig, read_block
+from redrafter_mlx.drafting.published.blocks.dflash import BlockDrafter, fill_block
+from redrafter_mlx.drafting.published.blocks.network import BlockLayer, BlockNetwork
 from redrafter_mlx.drafting.published.network_config import flattened, shape_of
 from redrafter_mlx.speculation.beam_search import top_k
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary

@@ -8,8 +8,8 @@ from pathlib import Path
 import mlx.core as mx
 
 from redrafter_mlx.drafting.drafter_files import parameters_of, write_drafter
-from redrafter_mlx.drafting.published.eagle_config import EagleConfig
-from redrafter_mlx.drafting.published.eagle_network import EagleNetwork
+from redrafter_mlx.drafting.published.heads.eagle_config import EagleConfig
+from redrafter_mlx.drafting.published.heads.eagle_network import EagleNetwork
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 
 LAYER_CONFIG = "transformer_layer_config"

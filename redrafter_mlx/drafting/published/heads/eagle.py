@@ -14,13 +14,13 @@ from dataclasses import replace
 from redrafter_mlx.drafting import recognition
 from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, fill
 from redrafter_mlx.drafting.level_drafter import shuffled
-from redrafter_mlx.drafting.published.eagle_config import read_eagle_one, read_eagle_three
-from redrafter_mlx.drafting.published.eagle_network import (
+from redrafter_mlx.drafting.published.heads.eagle_config import read_eagle_one, read_eagle_three
+from redrafter_mlx.drafting.published.heads.eagle_network import (
     EagleNetwork,
     EagleOneNetwork,
     EagleThreeNetwork,
 )
-from redrafter_mlx.drafting.published.feature_drafter import FeatureDrafter
+from redrafter_mlx.drafting.published.heads.feature_drafter import FeatureDrafter
 from redrafter_mlx.drafting.published.network_config import (
     ROPE_BASE,
     of_network,
