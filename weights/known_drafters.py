@@ -1,10 +1,10 @@
 """Published drafters by the model that they were trained for, as of 2026.
 
 Sources: the models' pages and their authors' documents. Licence and size are None if the page does
-not give them. The best drafter is first: EAGLE-3 or the model's own MTP head, then block drafters
-(those for Qwen3 and Llama were trained on answers without thinking alone), then older forms; within
-one form heads with a draft vocabulary before those over all tokens, then safetensors before PyTorch
-files.
+not give them. The best drafter is first: EAGLE-3, the model's own MTP head or assistant, then block
+drafters (those for Qwen3 and Llama were trained on answers without thinking alone), then older
+forms; within one form heads with a draft vocabulary before those over all tokens, then safetensors
+before PyTorch files.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class KnownDrafter:
 
 
 _EAGLE3, _EAGLE, _MEDUSA, _DFLASH = "EAGLE-3", "EAGLE", "Medusa", "DFlash"
-_DSPARK, _DFLASH2, _MTP = "DSpark", "DFlash 2", "MTP"
+_DSPARK, _DFLASH2, _MTP, _ASSISTANT = "DSpark", "DFlash 2", "MTP", "Gemma 4 assistant"
 _MLP, _PARD = "MLP speculator", "PARD"
 _APACHE = "apache-2.0"
 _QWEN3_TOKEN = 2 * 151_936
@@ -65,6 +65,16 @@ both vocabulary tables, and this embedding. Those of block drafters do too: five
 target's own dimensions, and fc [H, 5H]; in DeepSpec's also the target's embedding, its output layer
 and the correction's two matrices of rank 256.
 """
+_SMALL_ASSISTANT = 156_000_000
+"""Bytes of the assistants of E2B and E4B in bfloat16: of 78 million parameters each."""
+
+
+def _assistants(model: str, size: int | None = None) -> tuple[KnownDrafter, ...]:
+    """Return Google's assistant of a Gemma 4, and MLX's conversion of it."""
+    names = f"google/{model}-assistant", f"mlx-community/{model}-assistant-bf16"
+    return tuple(KnownDrafter(name, _ASSISTANT, licence=_APACHE, size=size) for name in names)
+
+
 _PARD_LLAMA = KnownDrafter("amd/PARD-Llama-3.2-1B", _PARD)
 _PARD_QWEN = KnownDrafter("amd/PARD-Qwen3-0.6B", _PARD)
 
@@ -177,13 +187,22 @@ KNOWN_DRAFTERS: dict[str, tuple[KnownDrafter, ...]] = {
         KnownDrafter("JetSpec/jetspec-gpt-oss-20b", _DFLASH),
     ),
     "gpt-oss-120b": (KnownDrafter("z-lab/gpt-oss-120b-DFlash", _DFLASH),),
-    "gemma-4-12b-it": (KnownDrafter("z-lab/gemma4-12B-it-DFlash", _DFLASH),),
+    "gemma-4-e2b-it": _assistants("gemma-4-E2B-it", _SMALL_ASSISTANT),
+    "gemma-4-e4b-it": _assistants("gemma-4-E4B-it", _SMALL_ASSISTANT),
+    "gemma-4-12b-it": (
+        *_assistants("gemma-4-12B-it"),
+        KnownDrafter("z-lab/gemma4-12B-it-DFlash", _DFLASH),
+    ),
     "gemma-4-26b-a4b-it": (
+        *_assistants("gemma-4-26B-A4B-it"),
         KnownDrafter("makora-ai/gemma4-26b-a4b-dspark", _DSPARK),
         KnownDrafter("z-lab/gemma-4-26B-A4B-it-DFlash", _DFLASH),
         KnownDrafter("JetSpec/jetspec-gemma4-26B-A4B0-it", _DFLASH),
     ),
-    "gemma-4-31b-it": (KnownDrafter("z-lab/gemma-4-31B-it-DFlash", _DFLASH),),
+    "gemma-4-31b-it": (
+        *_assistants("gemma-4-31B-it"),
+        KnownDrafter("z-lab/gemma-4-31B-it-DFlash", _DFLASH),
+    ),
     "qwen2-7b-instruct": (
         KnownDrafter("yuhuili/EAGLE-Qwen2-7B-Instruct", _EAGLE, licence=_APACHE),
     ),

@@ -183,6 +183,9 @@ class Decoder:
         if self.remembers:
             cache.catch_up(drafter)
             cache.remembered = seen.root_position
+        if caches := self._features.caches:
+            read = cache.target.committed(caches, seen.root_position, seen.bound)
+            seen = replace(seen, committed=read)
         if self.draws:
             drawn, cache.memory = drafter.draw(cache.memory, seen, shape, keys, self.sampling)
             made = (Drafted(shape, drawn=True),) * len(state.sampling)

@@ -152,6 +152,7 @@ class MirroredTarget(Target):
         self._mirror = mirror
         self.plain = MirroredModel(self.model, mirror)
         self.builds_ahead, self.submits_ahead = mirror.sharing == "tensor", False
+        self.has_all_keys = False
 
     def reading(self, layers: Sequence[int]) -> Target:
         if layers and self._mirror.sharing == "pipeline":

@@ -18,7 +18,13 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.interface import Bindable, Drafter, Features, Memory, Seen
-from redrafter_mlx.errors import BadInputError, DrafterError, RedrafterError, device_failure
+from redrafter_mlx.errors import (
+    BadInputError,
+    DrafterError,
+    MismatchError,
+    RedrafterError,
+    device_failure,
+)
 from redrafter_mlx.speculation.beams import Beams, repaired
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target_model.model import Target
@@ -38,6 +44,11 @@ def bound(drafter: Bindable, target: Target, tokenizer: TokenizerWrapper) -> Dra
         if not isinstance(found, Drafter):
             raise TypeError(f"it returned a {type(found).__name__}, which is no Drafter")
         mx.eval([module.state for module in found.modules])
+        if found.features.caches and not target.has_all_keys:
+            raise MismatchError(
+                f"{found.name} attends to the target's own keys, some of which other ranks hold; "
+                f"give another --drafter, such as lookup, or one rank"
+            )
         if found.well_formed:
             return found
         mx.eval(vars(found))  # another thread drafts, and could not evaluate them

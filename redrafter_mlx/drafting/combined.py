@@ -46,6 +46,7 @@ class Combined(Drafter, well_formed=True):
             tuple(sorted({layer for wanted in each for layer in wanted.layers})),
             any(wanted.hidden for wanted in each),
             any(wanted.every_position for wanted in each),
+            tuple(sorted({cache for wanted in each for cache in wanted.caches})),
         )
 
     @property
@@ -106,6 +107,9 @@ class Combined(Drafter, well_formed=True):
     def _part(self, seen: Seen, drafter: Drafter) -> Seen:
         """Return `seen` with only those features that one of the two drafters reads."""
         wanted, all_layers = drafter.features, self.features.layers
+        if seen.committed is not None:
+            known = [*map(self.features.caches.index, wanted.caches)]
+            seen = replace(seen, committed=seen.committed.of(known) if known else None)
         if seen.features is None or wanted.layers == all_layers:
             return seen
         size = seen.features.shape[-1] // (len(all_layers) + 1)

@@ -20,6 +20,7 @@ from redrafter_mlx.drafting.published.blocks.dflash import DFLASH
 from redrafter_mlx.drafting.published.blocks.dflash2 import DFLASH2
 from redrafter_mlx.drafting.published.blocks.dspark import DSPARK
 from redrafter_mlx.drafting.published.calibration import calibrated
+from redrafter_mlx.drafting.published.heads.assistant import ASSISTANT
 from redrafter_mlx.drafting.published.heads.eagle import EAGLE, EAGLE3
 from redrafter_mlx.drafting.published.heads.medusa import MEDUSA
 from redrafter_mlx.drafting.published.heads.mlp_speculator import MLP_SPECULATOR
@@ -35,6 +36,7 @@ FORMS: tuple[Form, ...] = (
     DSPARK,
     DFLASH,
     MTP,
+    ASSISTANT,
     EAGLE3,
     EAGLE,
     MEDUSA,

@@ -22,6 +22,7 @@ from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.rejection import SampledDrafts
 from redrafter_mlx.speculation.sampling import Draws
 from redrafter_mlx.speculation.static_tree import StaticTree
+from redrafter_mlx.target_model.layer_cache import Committed
 from redrafter_mlx.target_model.model import Target
 
 Memory: TypeAlias = "tuple[mx.array | Memory, ...]"
@@ -44,11 +45,13 @@ class Features:
                     `Seen.features` even if only layers are read
     every_position: whether it must see every position of the text, because its memory covers them;
                     otherwise the newest is enough
+    caches:         the target's caches, counted from 0, whose keys and values it attends to
     """
 
     layers: tuple[int, ...] = ()
     hidden: bool = False
     every_position: bool = False
+    caches: tuple[int, ...] = ()
 
     @property
     def any(self) -> bool:
@@ -71,6 +74,8 @@ class Seen:
     bound: upper bound of position + count, known on the host
     start: the position of all sequences if the host knows it, as in prompts; else None
     draws: the noise of the target's draws after the root, for the drafts of `sample`; else None
+    committed: the target's keys and values of all committed positions, from the caches that
+           `Features` declare; None if it declares none, and where nothing is drafted
     """
 
     tokens: mx.array
@@ -80,6 +85,7 @@ class Seen:
     bound: int
     start: int | None = None
     draws: Draws | None = None
+    committed: Committed | None = None
 
     @property
     def root(self) -> mx.array:

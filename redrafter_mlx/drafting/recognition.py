@@ -21,7 +21,7 @@ CONFIG = "config.json"
 RECURRENT, EAGLE3, EAGLE = "ReDrafter", "EAGLE-3", "EAGLE"
 MEDUSA, MLP_SPECULATOR = "Medusa", "MLP speculator"
 DFLASH, DFLASH2, DSPARK = "DFlash", "DFlash 2", "DSpark"
-MTP = "MTP"
+MTP, ASSISTANT = "MTP", "Gemma 4 assistant"
 
 Config = Mapping[str, object]
 Names = Collection[str]
@@ -123,6 +123,7 @@ SIGNATURES = (
     ),
     # The layout of DeepSeek-V3, split off; in a whole model's files, the names have a prefix.
     Signature(MTP, (r"hnorm\.weight", r"eh_proj\.(weight|scales)"), quantised=True),
+    Signature(ASSISTANT, (r"pre_projection\.weight", r"post_projection\.weight")),
     Signature("Hydra", (r"hydra.*",), keys=("hydra_num_heads",), supported=False),
     Signature("P-EAGLE", ("mask_hidden",), keys=("ptd_token_id",), named="peagle", supported=False),
     # Only a decoder layer and a norm, which continue from one of the target's first layers.

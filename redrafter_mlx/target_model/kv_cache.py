@@ -18,6 +18,7 @@ from redrafter_mlx.speculation.constants import iota
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.cache_slots import round_up
 from redrafter_mlx.target_model.layer_cache import (
+    Committed,
     LayerBuffers,
     LayerCache,
     LayerPlan,
@@ -204,6 +205,27 @@ class TreeCache:
         done = tree.tokens.shape[1] == 1 if self.states else tree.is_chain
         self.pending = None if done else Pending(path, n_accepted, length)
         return length + 1 + n_accepted
+
+    def committed(self, layers: Sequence[int], length: mx.array, bound: int) -> Committed:
+        """Return the keys and values of the first `length` [B] positions, at most `bound`.
+
+        A pending path is read where it is, among the last tree's nodes: to move it first would
+        copy every buffer. As a reader still holds them, the next call copies those of `layers`.
+        """
+        given, pending = [self.layers[i] for i in layers], self.pending
+        pairs = [layer for layer in given if isinstance(layer, LayerCache)]
+        assert len(pairs) == len(given), "recurrent states have no keys"
+        nodes = None if pending is None else pairs[0].tree_keys
+        extent = min(extent_of(bound), self.capacity)
+        slots = mx.broadcast_to(iota(extent), (length.shape[0], extent))
+        if pending is None or nodes is None:
+            positions = mx.where(slots < length[:, None], slots, -1)
+        else:
+            before = mx.where(slots < pending.length[:, None], slots, -1)
+            positions = mx.concatenate([before, pending.positions(nodes.shape[2])], axis=1)
+        read = [layer.committed(extent, nodes is not None) for layer in pairs]
+        keys, values = zip(*read, strict=True)
+        return Committed(keys, values, positions)
 
     def flush(self) -> None:
         """Commit a pending path now: then slots below the length, and states, are valid."""

@@ -117,12 +117,42 @@ class Pending:
         With path 0-2, one draft accepted, of 4 nodes, after 5 positions: 5, 7, 6, 7. Nodes that
         were not accepted go to the next root's slot, which the root is written to after them.
         """
+        return self._positions(nodes)[0][:, None, :, None]
+
+    def positions(self, nodes: int) -> mx.array:
+        """Return the position [B, M] of each of the tree's M nodes, -1 if it was not accepted.
+
+        Those of the example above: 5, -1, 6, -1.
+        """
+        positions, end = self._positions(nodes)
+        return mx.where(positions < end, positions, -1)
+
+    def _positions(self, nodes: int) -> tuple[mx.array, mx.array]:
+        """Return the position of each node [B, M], the text's end if not accepted; the end."""
         depth = iota(self.path.shape[1])[:, None]
         accepted = depth <= self.n_accepted[:, None, None]
         here = (self.path[:, :, None] == iota(nodes)) & accepted  # [B, L, M]
         after = 1 + self.n_accepted[:, None]
         depths = mx.min(mx.where(here, depth, after[:, :, None]), axis=1)
-        return (self.length[:, None] + depths)[:, None, :, None]
+        return self.length[:, None] + depths, self.length[:, None] + after
+
+
+class Committed(NamedTuple):
+    """Keys and values of committed positions, in slots of which some hold none.
+
+    Shapes:
+      keys, values: [B, K, S, head size] of each layer
+      positions:    [B, S] int32 of the slots in the text, -1 where nothing is committed
+    """
+
+    keys: tuple[mx.array, ...]
+    values: tuple[mx.array, ...]
+    positions: mx.array
+
+    def of(self, layers: Sequence[int]) -> Committed:
+        """Return those of some of the layers."""
+        keys, values = (tuple(each[i] for i in layers) for each in self[:2])
+        return Committed(keys, values, self.positions)
 
 
 Buffers = tuple[mx.array | None, mx.array | None, mx.array | None, mx.array | None]
@@ -255,6 +285,21 @@ class LayerCache:
     def used(self) -> bool:
         """Whether calls have used it."""
         return self.keys is not None
+
+    def committed(self, slots: int, nodes: bool) -> tuple[mx.array, mx.array]:
+        """Return keys and values of the first slots, and after them of the last tree's `nodes`."""
+        keys, values, tree_keys, tree_values = cast("Buffers", self.buffers)
+        assert keys is not None
+        assert values is not None
+        keys, values = keys[:, :, :slots], values[:, :, :slots]
+        if not nodes:
+            return keys, values
+        assert tree_keys is not None
+        assert tree_values is not None
+        return (
+            mx.concatenate([keys, tree_keys], axis=2),
+            mx.concatenate([values, tree_values], axis=2),
+        )
 
     def after(self, array: mx.array) -> None:
         """Make the buffers depend on the array."""

@@ -73,6 +73,7 @@ class Target:
                  all recurrences take them
     builds_ahead: whether a call may be built and dropped
     submits_ahead: whether a call is submitted before the results of the one before are read
+    has_all_keys: whether its caches hold the keys of all heads and layers
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -95,7 +96,7 @@ class Target:
         scale_by_node(view)
         #: Held while a step is built, submitted and read: callers take turns step by step.
         self.lock = ModelLock()
-        self.builds_ahead = self.submits_ahead = True
+        self.builds_ahead = self.submits_ahead = self.has_all_keys = True
         self.model = self.plain = whole
         self._backbone = view
         self._head = head_of(whole, self.model_type)

@@ -248,6 +248,11 @@ def drafting_call(target: Target, drafter: Drafter, shape: BeamShape) -> Call:
         memory = drafter.extend(memory, text)
         mx.eval(memory)
     seen = Seen(tokens[:, :2], features[:, :1] if C else None, last, one, P)
+    if wanted.caches:
+        cache = target.new_cache()
+        target.append(tokens[:, :P], cache, 0)
+        seen = replace(seen, committed=cache.committed(wanted.caches, last + one, P))
+        mx.eval(seen.committed)
 
     def call() -> Sequence[mx.array]:
         nonlocal memory

@@ -19,6 +19,7 @@ from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_quality, roots_along
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
+from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target_model.fingerprint import trainable_size
 from redrafter_mlx.target_model.model import Target
 
@@ -69,7 +70,16 @@ def quality_on(
     answers: Sequence[Text],
     shapes: Sequence[BeamShape],
 ) -> Iterator[DrafterQuality]:
-    """Time the drafting of all drafters, then simulate decoding with one after the other."""
+    """Time the drafting of all drafters, then simulate decoding with one after the other.
+
+    Raises BadInputError for a drafter that attends to the target's keys, which are not stored.
+    """
+    for name, drafter in drafters.items():
+        if drafter.features.caches:
+            raise BadInputError(
+                f"{name} attends to the target's own keys, which are not stored with the answers; "
+                f"measure it by `redrafter-mlx bench --drafter {name}`"
+            )
     seconds = draft_seconds(list(drafters.values()), target, answers[0], shapes)
     for (name, drafter), timed in zip(drafters.items(), seconds, strict=True):
         read = _extras(drafter).compute(target, answers)

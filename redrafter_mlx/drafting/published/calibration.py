@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -92,17 +93,22 @@ def acceptance(drafter: Drafter, target: Target, texts: list[list[int]]) -> Acce
     A draft is right if it is the target's likeliest token. The target's choice after the first
     draft is known only where the text goes on with it; elsewhere a second draft is wrong.
     """
-    reading = target.reading(drafter.features.layers)
+    reading, caches = target.reading(drafter.features.layers), drafter.features.caches
     right, shape = [], BeamShape(1, 3)
     for text in texts:
         tokens = mx.array([text])
-        hidden = reading.append(tokens, reading.new_cache(), 0)
+        cache = reading.new_cache()
+        hidden = reading.append(tokens, cache, 0)
         choices = mx.argmax(reading.logits(hidden), axis=-1)
         features = hidden if drafter.features.any else None
         half = len(text) // 2
         memory = drafter.extend(drafter.empty(1), _seen(tokens, features, 0, half))
         for at in range(half, len(text) - 2):
-            beams, memory = drafter.draft(memory, _seen(tokens, features, at, 1), shape)
+            seen = _seen(tokens, features, at, 1)
+            if caches:
+                read = cache.committed(caches, seen.root_position, seen.bound)
+                seen = replace(seen, committed=read)
+            beams, memory = drafter.draft(memory, seen, shape)
             first, second = beams.tokens[0, 0, 1:] == choices[0, at + 1 : at + 3]
             followed = choices[0, at + 1] == tokens[0, at + 2]
             right.append(mx.stack([first, first & second & followed]))
