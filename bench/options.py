@@ -8,13 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from redrafter_mlx.bench.measure.activity import Activity, silent
-from redrafter_mlx.bench.measure.questions import (
-    OWN_QUESTIONS,
-    Question,
-    choose_questions,
-    fetch_mt_bench,
-    read_questions,
-)
+from redrafter_mlx.bench.measure.question_sets import questions_of, title_of
+from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS, Question, choose_questions
 from redrafter_mlx.config import (
     AcceptMethod,
     DType,
@@ -66,7 +61,6 @@ class BenchOptions:
     draft_model: str | None = None
     num_draft_tokens: str | None = None
     questions: tuple[str, ...] = ()
-    mt_bench: bool = False
     categories: str | None = None
     limit: int | None = None
     raw: bool = False
@@ -121,10 +115,10 @@ class BenchOptions:
 
     @cached_property
     def chosen(self) -> list[Question]:
-        """The questions of MT-Bench and of all given files, filtered by category and limit."""
-        found: list[Question] = fetch_mt_bench(offline=self.offline) if self.mt_bench else []
-        for path in self.questions:
-            found += read_questions(path)
+        """The questions of all given sets and files, filtered by category and limit."""
+        found: list[Question] = []
+        for source in each_once(self.questions):
+            found += questions_of(source, offline=self.offline)
         wanted = None if self.categories is None else parse_words("--categories", self.categories)
         return choose_questions(found or self.only or OWN_QUESTIONS, wanted, self.limit)
 
@@ -136,7 +130,7 @@ class BenchOptions:
     @property
     def asked_for(self) -> str:
         """Description of where the questions come from."""
-        named = [*(["MT-Bench"] if self.mt_bench else []), *self.questions]
+        named = [title_of(source) for source in each_once(self.questions)]
         if not named and self.only:
             return f"question {self.only[0].id}"
         later = f", {self.turns} turns of each" if self.prompts > len(self.chosen) else ""

@@ -26,7 +26,7 @@ from redrafter_mlx.runtime.ranges import parse_numbers, parse_words
 from redrafter_mlx.runtime.words import count, option_name
 from redrafter_mlx.weights.registry import DEFAULT_MODEL
 
-_ELSEWHERE = ("answers", "questions", "mt_bench", "limit", "model", "offline", "seed")
+_ELSEWHERE = ("answers", "questions", "limit", "model", "offline", "seed")
 """Options that a table shows in other ways, or that change no figure but by chance."""
 
 
@@ -67,12 +67,10 @@ def fill(protocol: PaperProtocol, asked: BenchOptions, given: Collection[str]) -
     Raises BadInputError for an option that the table does not use.
     """
     own = {name: value for name, value in protocol.options.items() if name not in given}
-    if "questions" in given:
-        own.pop("mt_bench", None)
     if protocol.installed and "drafter" not in given:
         own["drafter"] = installed_drafters(asked.model or DEFAULT_MODEL)
     options = replace(asked, **own)  # type: ignore[arg-type]
-    if protocol.question is not None and not {"questions", "mt_bench"} & {*given}:
+    if protocol.question is not None and "questions" not in given:
         options = replace(options, only=(protocol.question,))
     if len({*options.drafter}) < protocol.drafters:
         number = "--drafter" if protocol.drafters == 1 else f"{protocol.drafters} times --drafter"

@@ -17,11 +17,11 @@ from typing import (
 import typer
 from typer.models import ArgumentInfo
 
+from redrafter_mlx.bench.measure.question_sets import questions_of
 from redrafter_mlx.bench.measure.questions import (
     OWN_QUESTIONS,
     Question,
     choose_questions,
-    read_questions,
 )
 from redrafter_mlx.cli.flag import POSITIONAL, Flag
 from redrafter_mlx.cli.progress import progress_bars
@@ -136,14 +136,17 @@ class QuestionOptions:
     """The questions to ask."""
 
     questions: Annotated[str | None, Flag(
-        "MT-Bench, Spec-Bench, Alpaca, ShareGPT, OpenAI chat, JSONL or plain lines. "
-        "[default: our own 16]", "FILE",
+        "mt-bench or spec-bench, which are fetched, or a file: Alpaca, ShareGPT, OpenAI chat, "
+        "JSONL or plain lines. [default: our own 16]", "NAME|FILE",
     )] = None  # fmt: skip
     limit: Annotated[int | None, LIMIT] = None
 
     def chosen(self) -> list[Question]:
-        """Return the questions; raises BadInputError for a file without any, or a limit below 1."""
-        asked = OWN_QUESTIONS if self.questions is None else read_questions(self.questions)
+        """Return the questions; raises BadInputError for a file without any, or a limit below 1.
+
+        Raises DownloadError for a set that cannot be fetched.
+        """
+        asked = OWN_QUESTIONS if self.questions is None else questions_of(self.questions)
         return choose_questions(asked, None, self.limit)
 
 

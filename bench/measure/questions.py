@@ -1,4 +1,4 @@
-"""Benchmark questions: our own, and those of public data sets and files."""
+"""Benchmark questions: our own, and those of files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 
 from redrafter_mlx.distill.corpus.prompts.conversations import conversation_of, read_rows
-from redrafter_mlx.errors import BadInputError, DownloadError
+from redrafter_mlx.errors import BadInputError
 
 WHOLE = "all"
 """Category of a row over all questions."""
@@ -16,9 +16,6 @@ WHOLE = "all"
 _ID_KEYS = ("question_id", "prompt_id", "id")
 _CATEGORY_KEYS = ("category", "dataset")
 """The first is MT-Bench's and Spec-Bench's, the second AlpacaEval's."""
-
-MT_BENCH = ("HuggingFaceH4/mt_bench_prompts", "raw/question.jsonl")
-"""The data set on the Hub that has MT-Bench's 80 questions, and the file in it."""
 
 
 @dataclass(frozen=True)
@@ -74,32 +71,6 @@ def read_questions(path: str | Path) -> list[Question]:
     if not found:
         raise BadInputError(f"{path} holds no question")
     return found
-
-
-def fetch_mt_bench(*, offline: bool = False) -> list[Question]:
-    """Return MT-Bench's 80 questions, from the Hub's cache or, unless `offline`, from the Hub.
-
-    The first request is made once, without retries, so that an unreachable Hub shows in seconds.
-    Raises DownloadError.
-    """
-    from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
-
-    repo, name = MT_BENCH
-    cached = try_to_load_from_cache(repo, name, repo_type="dataset")
-    if isinstance(cached, str):
-        return read_questions(cached)
-    remedy = "download its questions by hand and give them with --questions FILE"
-    if offline:
-        raise DownloadError(
-            f"{repo} is not on this machine, and --offline keeps off the Hub; {remedy}"
-        )
-    try:
-        HfApi().dataset_info(repo, timeout=5)
-        path = hf_hub_download(repo, name, repo_type="dataset")
-    except Exception as error:  # the HTTP client's own classes differ between hub versions
-        reason = " ".join(str(error).split())
-        raise DownloadError(f"{repo} cannot be fetched: {reason:.160}; {remedy}") from error
-    return read_questions(path)
 
 
 def choose_questions(

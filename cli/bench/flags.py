@@ -42,9 +42,9 @@ FLAGS: Mapping[str, Flag] = {
     "num_draft_tokens": Flag(
         "Drafts a call with --draft-model; as --beam-width. [default: 3]", "N", _SHAPE),
     "questions": Flag(
-        "MT-Bench, Spec-Bench, Alpaca, ShareGPT, OpenAI chat, JSONL or plain lines; may be given "
-        "several times. [default: our own 16]", "FILE", _ASK),
-    "mt_bench": Flag("MT-Bench's 80 questions, from the Hub.", panel=_ASK),
+        "mt-bench or spec-bench, which are fetched, or a file: Alpaca, ShareGPT, OpenAI chat, "
+        "JSONL or plain lines; may be given several times. [default: our own 16]", "NAME|FILE",
+        _ASK),
     "categories": Flag("Only these.", "NAME,...", _ASK),
     "limit": Flag(opt.LIMIT.help, "N", _ASK),
     "raw": Flag(

@@ -20,11 +20,9 @@ from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.bench.measure.packing import Prefixes
 from redrafter_mlx.bench.measure.plan import Plan, Prepared, list_methods, measure
 from redrafter_mlx.bench.measure.questions import (
-    MT_BENCH,
     OWN_QUESTIONS,
     Question,
     choose_questions,
-    fetch_mt_bench,
     read_questions,
 )
 from redrafter_mlx.bench.measure.runner import Runner, check_draft_model
@@ -32,7 +30,7 @@ from redrafter_mlx.config import AcceptMethod
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.request import Request
-from redrafter_mlx.errors import BadInputError, DownloadError, MismatchError
+from redrafter_mlx.errors import BadInputError, MismatchError
 from redrafter_mlx.runtime.ranges import parse_integers, parse_numbers, parse_words
 
 PROMPT = [5, 6, 7, 8]
@@ -112,37 +110,6 @@ def test_categories_and_limit_choose_and_refuse() -> None:
         choose_questions(OWN_QUESTIONS, None, 0)
     with pytest.raises(BadInputError, match="1 occurs twice"):
         choose_questions([Question("a", "", 1), Question("b", "", 1)], None, None)
-
-
-def test_mt_bench_out_of_reach_is_one_line_with_a_remedy(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-
-    def unreachable(*_: object, **__: object) -> None:
-        raise ConnectionError("no\nway")
-
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", unreachable)
-    for offline in (True, False):
-        with pytest.raises(DownloadError, match="--questions FILE") as error:
-            fetch_mt_bench(offline=offline)
-        assert "\n" not in str(error.value)
-        assert MT_BENCH[0] in str(error.value)
-    assert capfd.readouterr() == ("", "")
-
-
-def test_mt_bench_is_read_from_the_hubs_cache_without_asking(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    repo, name = MT_BENCH
-    folder = tmp_path / f"datasets--{repo.replace('/', '--')}"
-    file = folder / "snapshots" / "abc" / name
-    file.parent.mkdir(parents=True)
-    (folder / "refs").mkdir()
-    (folder / "refs" / "main").write_text("abc")
-    file.write_text('{"question_id": 81, "category": "writing", "prompt": ["Compose", "Rewrite"]}')
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert fetch_mt_bench(offline=True) == [Question("Compose", "writing", 81, ("Rewrite",))]
 
 
 # methods

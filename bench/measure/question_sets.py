@@ -1,0 +1,114 @@
+"""Public sets of questions by name: MT-Bench and Spec-Bench, fetched on first use."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from redrafter_mlx.bench.measure.questions import Question, read_questions
+from redrafter_mlx.errors import DownloadError
+from redrafter_mlx.runtime.atomic_write import atomic_write
+from redrafter_mlx.runtime.paths import cache_dir
+
+MT_BENCH = ("HuggingFaceH4/mt_bench_prompts", "raw/question.jsonl")
+"""The data set on the Hub that has MT-Bench's 80 questions, and the file in it."""
+
+SPEC_BENCH = (
+    "https://raw.githubusercontent.com/hemingkx/Spec-Bench/"
+    "66230f10cb0a02aced5ef3ce1e85163c16160454/data/spec_bench/question.jsonl",
+    "4b6d33e79484f9841c487ee87d1cf6aa8c6066f61d5d482ff09e5a007fafdf04",
+)
+"""Spec-Bench's 480 questions (arXiv 2401.07851), and the file's SHA-256."""
+
+_TIMEOUT = 10.0  # seconds
+
+
+class QuestionSet(NamedTuple):
+    """A public set of questions.
+
+    title: as its authors write it
+    fetch: returns a file of its questions; `offline` keeps off the network
+    """
+
+    title: str
+    fetch: Callable[[bool], Path]
+
+
+def questions_of(source: str, *, offline: bool = False) -> list[Question]:
+    """Return the questions of a public set, or of a file.
+
+    A file in the current folder has precedence over a set of the same name. Raises BadInputError
+    for a file without questions, DownloadError for a set that cannot be fetched.
+    """
+    if source in QUESTION_SETS and not Path(source).is_file():
+        return read_questions(QUESTION_SETS[source].fetch(offline))
+    return read_questions(source)
+
+
+def title_of(source: str) -> str:
+    """Return a set's title, or the name of a file as it is."""
+    return QUESTION_SETS[source].title if source in QUESTION_SETS else source
+
+
+def _mt_bench(offline: bool) -> Path:
+    """Fetch from the Hub, or take the file from its cache.
+
+    The first request is made once, without retries, so that an unreachable Hub shows in seconds.
+    """
+    from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
+
+    repo, name = MT_BENCH
+    cached = try_to_load_from_cache(repo, name, repo_type="dataset")
+    if isinstance(cached, str):
+        return Path(cached)
+    if offline:
+        raise _not_here(repo)
+    try:
+        HfApi().dataset_info(repo, timeout=5)
+        return Path(hf_hub_download(repo, name, repo_type="dataset"))
+    except Exception as error:  # the HTTP client's own classes differ between hub versions
+        raise _unreachable(repo, error) from error
+
+
+def _spec_bench(offline: bool) -> Path:
+    from huggingface_hub import get_session
+
+    url, sha256 = SPEC_BENCH
+    path = cache_dir() / "questions" / "spec-bench.jsonl"
+    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
+        return path
+    if offline:
+        raise _not_here(url)
+    try:
+        answer = get_session().get(url, timeout=_TIMEOUT)
+        answer.raise_for_status()
+    except Exception as error:  # the HTTP client's own classes differ between hub versions
+        raise _unreachable(url, error) from error
+    if hashlib.sha256(answer.content).hexdigest() != sha256:
+        raise DownloadError(f"{url} has the wrong SHA-256; {_REMEDY}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as partial:
+        partial.write_bytes(answer.content)
+    return path
+
+
+_REMEDY = "download its questions by hand and give them with --questions FILE"
+
+
+def _not_here(what: str) -> DownloadError:
+    return DownloadError(
+        f"{what} is not on this machine, and --offline keeps off the network; {_REMEDY}"
+    )
+
+
+def _unreachable(what: str, error: Exception) -> DownloadError:
+    reason = " ".join(str(error).split())
+    return DownloadError(f"{what} cannot be fetched: {reason:.160}; {_REMEDY}")
+
+
+QUESTION_SETS: Mapping[str, QuestionSet] = {
+    "mt-bench": QuestionSet("MT-Bench", _mt_bench),
+    "spec-bench": QuestionSet("Spec-Bench", _spec_bench),
+}

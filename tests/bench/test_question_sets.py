@@ -1,0 +1,118 @@
+"""Public sets of questions by name: found without asking, or one line with a remedy."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from redrafter_mlx.bench import BenchOptions
+from redrafter_mlx.bench.measure import question_sets
+from redrafter_mlx.bench.measure.question_sets import MT_BENCH, SPEC_BENCH, questions_of
+from redrafter_mlx.bench.measure.questions import Question
+from redrafter_mlx.errors import DownloadError
+
+LINE = '{"question_id": 81, "category": "writing", "turns": ["Compose", "Rewrite"]}\n'
+ASKED = Question("Compose", "writing", 81, ("Rewrite",))
+
+
+@dataclass
+class Answer:
+    """What a session's `get` returns."""
+
+    content: bytes
+
+    def raise_for_status(self) -> None:
+        """A success."""
+
+
+class Session:
+    """A client of the network that counts its requests."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content, self.asked = content, 0
+
+    def get(self, url: str, **_: object) -> Answer:
+        assert url == SPEC_BENCH[0]
+        self.asked += 1
+        return Answer(self.content)
+
+
+@pytest.fixture
+def nothing_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Empty caches, and no network."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise ConnectionError("no\nway")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", unreachable)
+    monkeypatch.setattr("huggingface_hub.get_session", unreachable)
+    return tmp_path
+
+
+@pytest.mark.parametrize("offline", [True, False])
+@pytest.mark.parametrize(("name", "where"), [("mt-bench", MT_BENCH), ("spec-bench", SPEC_BENCH)])
+def test_a_set_out_of_reach_is_one_line_with_a_remedy(
+    nothing_here: Path,
+    capfd: pytest.CaptureFixture[str],
+    name: str,
+    where: tuple[str, str],
+    offline: bool,
+) -> None:
+    with pytest.raises(DownloadError, match="--questions FILE") as error:
+        questions_of(name, offline=offline)
+    assert "\n" not in str(error.value)
+    assert where[0] in str(error.value)
+    assert capfd.readouterr() == ("", "")
+    assert not [path for path in nothing_here.rglob("*") if path.is_file()]
+
+
+def test_mt_bench_is_read_from_the_hubs_cache_without_asking(nothing_here: Path) -> None:
+    repo, name = MT_BENCH
+    folder = nothing_here / "hub" / f"datasets--{repo.replace('/', '--')}"
+    file = folder / "snapshots" / "abc" / name
+    file.parent.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("abc")
+    file.write_text(LINE.replace("turns", "prompt"))
+    assert questions_of("mt-bench", offline=True) == [ASKED]
+
+
+def test_spec_bench_is_fetched_once_and_again_when_its_file_is_damaged(
+    nothing_here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(LINE.encode())
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: session)
+    digest = hashlib.sha256(session.content).hexdigest()
+    monkeypatch.setattr(question_sets, "SPEC_BENCH", (SPEC_BENCH[0], digest))
+    for _ in range(2):
+        assert questions_of("spec-bench") == [ASKED]
+        assert session.asked == 1
+    (file,) = [path for path in nothing_here.rglob("*") if path.is_file()]
+    file.write_text(LINE[:20])
+    assert questions_of("spec-bench") == [ASKED]
+    assert session.asked == 2
+    assert questions_of("spec-bench", offline=True) == [ASKED]
+
+
+def test_a_set_with_another_checksum_is_refused_and_leaves_nothing(
+    nothing_here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: Session(LINE.encode()))
+    with pytest.raises(DownloadError, match="wrong SHA-256"):
+        questions_of("spec-bench")
+    assert not [path for path in nothing_here.rglob("*") if path.is_file()]
+
+
+def test_a_file_has_precedence_over_a_set_of_its_name_and_several_add_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mt-bench").write_text(LINE)
+    (tmp_path / "mine.txt").write_text("Why?\n")
+    options = BenchOptions(questions=("mt-bench", "mine.txt", "mt-bench"))
+    assert [question.text for question in options.chosen] == ["Compose", "Why?"]
