@@ -21,7 +21,16 @@ import pytest
 from places import ROOT
 from rich.console import Console
 from tiny import byte_model, byte_tokenizer
-from train_runs import Keys, arguments, model, options_file, prompts, save_folder, unwrapped  # noqa: F401
+from train_runs import (  # noqa: F401
+    Keys,
+    arguments,
+    model,
+    options_file,
+    own_cache,
+    prompts,
+    save_folder,
+    unwrapped,
+)
 from waiting import wait_for
 
 from redrafter_mlx.cli import main

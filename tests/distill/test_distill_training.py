@@ -16,14 +16,12 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from places import SUPPORT
-from students import losses, student_of, texts
-from tiny import HIDDEN, byte_tokenizer, load_drafter, random_drafter, random_model
+from students import losses, make_trainer, student_of, texts
+from tiny import HIDDEN, load_drafter, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus.examples import Examples, lay_out
+from redrafter_mlx.distill.corpus.examples import lay_out
 from redrafter_mlx.distill.corpus.extras import Extras
-from redrafter_mlx.distill.corpus.shards import Shard, save_shard
-from redrafter_mlx.distill.forms.fresh_weights import scale_recurrent
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.training.checkpoint import CHECKPOINT, read_checkpoint
 from redrafter_mlx.distill.training.learner import Learner
@@ -31,47 +29,6 @@ from redrafter_mlx.distill.training.trainer import Evaluation, Step, Trainer
 from redrafter_mlx.drafting.recurrent_config import read_config
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.target_model.model import Target
-
-SHAPES = [BeamShape(1, 4), BeamShape(2, 4)]
-
-
-NOTHING = Extras()
-
-
-def make_trainer(
-    folder: Path,
-    *,
-    steps: int = 12,
-    seed: int = 0,
-    extras: Extras = NOTHING,
-    **changes: object,
-) -> Trainer:
-    target = Target(random_model())
-    shards = folder / "corpus"
-    shards.mkdir(exist_ok=True)
-    paths = []
-    answers = extras.compute(target, texts(target))
-    for i in range(3):
-        paths.append(shards / f"block-{i:06d}.safetensors")
-        if not paths[-1].exists():
-            some = answers[i * 4 : i * 4 + 4]
-            save_shard(Shard(some, {}), paths[-1], {})
-            extras.add(target, byte_tokenizer(), paths[-1], i)
-    options = TrainOptions(
-        **{"draft_length": 3, "batch": 16, "evaluations": 3, "seed": seed, **changes}  # type: ignore[arg-type]
-    )
-    drafter = random_drafter(
-        seed=5,
-        head="tied",
-        draft_vocab_size=80,
-        context_layers=extras.context,
-    )
-    scale_recurrent(drafter, mx.ones((drafter.config.context_size,)), 0.2, 5.0)
-    examples = Examples(tuple(paths), extras, options, 3000)
-    student = student_of(drafter, target.reading(extras.context), options)
-    output = folder / "out"
-    output.mkdir(exist_ok=True)
-    return Trainer(student, examples, answers[:2], steps, SHAPES, output, {"seed": seed})
 
 
 def parameters(trainer: Trainer) -> dict[str, mx.array]:
@@ -242,7 +199,7 @@ sys.path.insert(0, {tests!r})
 import redrafter_mlx
 from pathlib import Path
 import mlx.core as mx
-from test_distill_training import make_trainer, losses
+from students import make_trainer, losses
 trainer = make_trainer(Path({folder!r}))
 losses(trainer, until=4)
 real = mx.save_safetensors
