@@ -21,7 +21,7 @@ CONFIG = "config.json"
 RECURRENT, EAGLE3, EAGLE = "ReDrafter", "EAGLE-3", "EAGLE"
 MEDUSA, MLP_SPECULATOR = "Medusa", "MLP speculator"
 DFLASH, DFLASH2, DSPARK = "DFlash", "DFlash 2", "DSpark"
-MTP, ASSISTANT = "MTP", "Gemma 4 assistant"
+MTP, ASSISTANT, NEMOTRONS = "MTP", "Gemma 4 assistant", "Nemotron MTP"
 
 Config = Mapping[str, object]
 Names = Collection[str]
@@ -124,6 +124,12 @@ SIGNATURES = (
     # The layout of DeepSeek-V3, split off; in a whole model's files, the names have a prefix.
     Signature(MTP, (r"hnorm\.weight", r"eh_proj\.(weight|scales)"), quantised=True),
     Signature(ASSISTANT, (r"pre_projection\.weight", r"post_projection\.weight")),
+    Signature(
+        NEMOTRONS,
+        (r"layers\.0\.eh_proj\.(weight|scales)", r"layers\.\d+\.final_layernorm\.weight"),
+        lacks=(r"(.*\.)?(embed_tokens|embeddings)\.(weight|scales)",),
+        supported=False,
+    ),
     Signature("Hydra", (r"hydra.*",), keys=("hydra_num_heads",), supported=False),
     Signature("P-EAGLE", ("mask_hidden",), keys=("ptd_token_id",), named="peagle", supported=False),
     # Only a decoder layer and a norm, which continue from one of the target's first layers.

@@ -260,6 +260,17 @@ def logits_by_mlx_lm(
     return np.array(model.lm_head(norm(mx.concatenate(outputs, axis=1), "norm"))[0])
 
 
+@pytest.mark.parametrize("in_model", [False, True])
+def test_nemotrons_heads_are_refused_by_name(in_model: bool, tmp_path: Path) -> None:
+    layers = {"layers.0": ("enorm", "hnorm", "eh_proj", "norm", "mixer.q_proj"),
+              "layers.1": ("norm", "mixer.gate", "final_layernorm")}  # fmt: skip
+    tensors = {f"{i}.{name}.weight": mx.ones(8) for i, names in layers.items() for name in names}
+    folder = write_head(tmp_path / "d", tensors, "mtp." if in_model else "")
+    target = Target(hybrid_model("nemotron_h", vocab_size=VOCAB))
+    with pytest.raises(UnsupportedModelError, match="Nemotron MTP"):
+        DrafterFolder(folder, in_model=in_model).bind(target, byte_tokenizer())
+
+
 def test_speculators_exports_are_the_same_head(model: nn.Module, tmp_path: Path) -> None:
     tensors = random_head(model)
     folder = write_head(tmp_path / "d", as_mimos(without_ones(tensors), "mtp_layers.0."))

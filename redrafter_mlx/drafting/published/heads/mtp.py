@@ -38,7 +38,7 @@ from redrafter_mlx.drafting.published.heads.feature_drafter import (
     FeatureNetwork,
 )
 from redrafter_mlx.drafting.published.network import share_weights
-from redrafter_mlx.drafting.recognition import OF_SPECULATORS, mtp_names
+from redrafter_mlx.drafting.recognition import NEMOTRONS, OF_SPECULATORS, mtp_names
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.adapter import find_backbone, layers_of
@@ -203,6 +203,11 @@ def load_mtp(files: DrafterFiles, target: Target) -> MtpDrafter:
     """
     names = mtp_names(files.tensors.shapes)
     sizes = [files.tensors.shapes[name] for name, own in names.items() if own == _HIDDEN_NORM]
+    if not sizes and any(own.startswith("layers.0.eh_proj.") for own in names.values()):
+        raise UnsupportedModelError(
+            f"{files.tensors.path} holds a {NEMOTRONS} head, of attention without positions and "
+            f"experts, which is not supported; give another --drafter, such as lookup"
+        )
     if not sizes:
         raise DamagedFileError(f"{files.tensors.path} lacks tensor {_HIDDEN_NORM}")
     check_pair(sizes[0][0], target.hidden_size, "hidden size")
