@@ -60,8 +60,8 @@ class TrainOptions:
         "Size of the corpus: 2 million is little, 10 million a lot. [default: 2000000]", "N",
         _CORPUS)] = None
     form: Annotated[str | None, Flag(
-        "The form of drafter: a recurrent head, Medusa heads, an MLP speculator, or EAGLE-3. "
-        "[default: recurrent]", "recurrent|medusa|mlp|eagle", _DRAFTER)] = None
+        "The form of drafter: a recurrent head, Medusa heads, an MLP speculator, EAGLE-3, or an "
+        "MTP head. [default: recurrent]", "recurrent|medusa|mlp|eagle|mtp", _DRAFTER)] = None
     layers: Annotated[int | None, Flag(
         "Residual blocks of a recurrent head. [default: 2]", "N", _DRAFTER)] = None
     draft_vocab: Annotated[str | None, Flag(
@@ -75,7 +75,8 @@ class TrainOptions:
     epochs: Annotated[float | None, Flag(
         "Passes over the corpus. [default: 4]", "X", _TRAINING)] = None
     start_from: Annotated[str | None, Flag(
-        "A drafter of the same form, which is trained further on this corpus.", "DIR",
+        "A drafter of the same form, which is trained further on this corpus; for mtp also a model "
+        "that brings its own.", "DIR",
         _TRAINING)] = None
     seed: Annotated[int | None, Flag(
         "Of the corpus and of training: another one brings other texts. [default: 0]", "N",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from redrafter_mlx.config import check_int, shown
 from redrafter_mlx.drafting.recurrent_config import MAX_SIZE, DrafterConfig, FirstState, Head
@@ -11,7 +11,12 @@ from redrafter_mlx.errors import BadInputError
 
 
 class _Form:
-    """Checks the sizes that several forms have."""
+    """Checks the sizes that several forms have.
+
+    whole_texts: whether it is trained on texts as they stand, prompts and all
+    """
+
+    whole_texts: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Raise BadInputError for options that no target's drafter can have."""
@@ -96,6 +101,7 @@ class EagleForm(_Form):
                  two thirds of the depth and one at nine tenths
     """
 
+    whole_texts: ClassVar[bool] = True
     form: Literal["eagle"] = "eagle"
     inner_dim: int | None = None
     draft_vocab: int | Literal["all"] = 8192
@@ -117,10 +123,24 @@ class EagleForm(_Form):
             )
 
 
-DrafterForm: TypeAlias = RecurrentForm | MedusaForm | SpeculatorForm | EagleForm
+@dataclass(frozen=True)
+class MtpForm(_Form):
+    """A multi-token-prediction head: a layer of the target's own kind, over all tokens."""
+
+    whole_texts: ClassVar[bool] = True
+    form: Literal["mtp"] = "mtp"
+
+
+DrafterForm: TypeAlias = RecurrentForm | MedusaForm | SpeculatorForm | EagleForm | MtpForm
 """The options of any form."""
 
-FORMS: tuple[type[DrafterForm], ...] = (RecurrentForm, MedusaForm, SpeculatorForm, EagleForm)
+FORMS: tuple[type[DrafterForm], ...] = (
+    RecurrentForm,
+    MedusaForm,
+    SpeculatorForm,
+    EagleForm,
+    MtpForm,
+)
 
 DEFAULT_FORM = RecurrentForm.form
 

@@ -105,10 +105,10 @@ class TrainingJob:
                 f"soft_share is {soft_share}; the target's probabilities along its "
                 f"own continuations of given answers are not kept, so it must be 0"
             )
-        if continued and self.drafter.form == "eagle":
+        if continued and self.drafter.whole_texts:
             raise BadInputError(
-                "labels is 'target', and an EAGLE drafter is trained on given texts as they stand; "
-                "give --labels data"
+                f"labels is 'target', and {self.drafter.form} is trained on given texts as they "
+                f"stand; give --labels data"
             )
         if self.read and soft_share == 0:
             raise BadInputError(

@@ -18,6 +18,8 @@ from typing import Any, cast
 
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
+from mtp_samples import random_head, target_model, without_ones
 from places import ROOT
 from rich.console import Console
 from tiny import byte_model, byte_tokenizer
@@ -185,6 +187,29 @@ def test_another_architecture_is_trained_for_by_the_same_command(
     assert stored["head"] == "own"
     assert "context_layers" not in stored
     assert load(qwen, output).drafting == "drafter"
+
+
+def test_a_models_own_head_is_trained_further_from_its_files_or_anew(
+    prompts: Path, tmp_path: Path
+) -> None:
+    """And is exported as a folder of its own, with which the model decodes."""
+    network = target_model("qwen3_5")
+    qwen = save_folder(tmp_path / "qwen", model=network)
+    weights = dict(tree_flatten(network.parameters()))
+    head = {f"mtp.{name}": array for name, array in without_ones(random_head(network)).items()}
+    for file in qwen.glob("model*"):
+        file.unlink()
+    mx.save_safetensors(str(qwen / "model.safetensors"), weights | head, {"format": "mlx"})
+    form = {"form": "mtp", **dict.fromkeys(("draft_vocab", "layers", "context_layers"))}
+    for more in ([], ["--start-from", str(qwen)]):
+        output = tmp_path / f"drafter{len(more)}"
+        given = arguments(qwen, prompts, output, {"drafter": form})
+        assert main.run([*given, *more]) == 0
+        assert losses(output)[-1] < losses(output)[0]
+        drafted = load(qwen, output)
+        assert drafted.drafting == "MTP"
+        answer = drafted.generate([5, 6, 7], max_tokens=24, draft=True)
+        assert answer.token_ids == load(qwen, None).generate([5, 6, 7], max_tokens=24).token_ids
 
 
 def test_a_corpus_cut_short_by_the_disk_is_reported() -> None:

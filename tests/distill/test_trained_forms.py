@@ -26,6 +26,7 @@ from redrafter_mlx.distill.drafter_forms import (
     DrafterForm,
     EagleForm,
     MedusaForm,
+    MtpForm,
     RecurrentForm,
     SpeculatorForm,
 )
@@ -51,12 +52,13 @@ FORMS: dict[str, DrafterForm] = {
     "medusa, the target's outputs of some tokens": MedusaForm(head="tied", draft_vocab=60),
     "eagle": EagleForm(draft_vocab=60, context_layers=(0, 1), inner_dim=INNER),
     "eagle, all tokens": EagleForm(draft_vocab="all", context_layers=(0,)),
+    "mtp": MtpForm(),
     "mlp": SpeculatorForm(inner_dim=INNER),
     "mlp, untied": SpeculatorForm(inner_dim=INNER, tie_weights=False, scale_input=False),
 }
 PUBLISHED = [name for name in FORMS if name != "recurrent"]
-HEADS = [name for name in PUBLISHED if not name.startswith("eagle")]
-"""Forms without a memory; test_eagle_training.py has the tests of EAGLE's files."""
+HEADS = [name for name in PUBLISHED if not FORMS[name].whole_texts]
+"""Forms without a memory; tests/published has those of the files of EAGLE and MTP."""
 
 
 def recipe_of(name: str, target: Target) -> Recipe:
@@ -267,7 +269,7 @@ def test_fresh_medusa_heads_give_the_targets_own_next_token(name: str, kind: str
         np.testing.assert_allclose(logits, want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", [*HEADS, "eagle"])
+@pytest.mark.parametrize("name", [*HEADS, "eagle", "mtp"])
 def test_training_further_starts_with_the_saved_weights_and_refuses_another_form(
     tmp_path: Path, name: str
 ) -> None:
@@ -297,7 +299,7 @@ def test_training_further_starts_with_the_saved_weights_and_refuses_another_form
             ("has draft_vocab_size 60, and 50 is asked for", fewer, "sha256:tiny", T),
             ("has intermediate_size 24, and 25 is asked for", wider, "sha256:tiny", T),
         ]
-    else:
+    elif name != "mtp":
         heads = f"has heads {T}, and {T + 1} is asked for"
         refused.append((heads, form, "sha256:tiny", T + 1))
     for words, asked, fingerprint, length in refused:

@@ -18,7 +18,7 @@ from redrafter_mlx.distill.forms.eagle_sequences import (
 def test_a_row_attends_to_true_rows_up_to_its_own_and_to_its_own_guesses() -> None:
     cache, row = UnrolledCache(), mx.zeros((1, 1, 3, 4))
     for depth in range(3):
-        assert cache.offset == depth, "each guess stands one position further"
+        cache.begin(depth)
         cache.update_and_fetch(row, row)
     drawn = """
         1 0 0   1 0 0   1 0 0
@@ -27,6 +27,7 @@ def test_a_row_attends_to_true_rows_up_to_its_own_and_to_its_own_guesses() -> No
     """
     want = [[bit == "1" for bit in line.split()] for line in drawn.strip().splitlines()]
     np.testing.assert_array_equal(cache.make_mask(3), want)
+    assert cache.offset == 2, "each guess stands one position further"
 
 
 def test_labels_follow_the_root_and_end_with_the_text() -> None:

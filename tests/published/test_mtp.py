@@ -20,6 +20,7 @@ from hybrids import hybrid_model
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache
 from mtp_samples import (
+    DEEPSEEK_LIKE,
     VOCAB,
     Reference,
     Tensors,
@@ -28,6 +29,7 @@ from mtp_samples import (
     load,
     quantised,
     random_head,
+    target_model,
     with_fused_experts,
     with_joined_heads,
     with_single_experts,
@@ -35,7 +37,7 @@ from mtp_samples import (
     write_head,
 )
 from policies import Alternating
-from tiny import HIDDEN, byte_tokenizer, plain_tokens, random_model
+from tiny import HIDDEN, byte_tokenizer, plain_tokens
 from weights_resolve_samples import FakeHub
 from weights_resolve_samples import hub as hub
 
@@ -54,24 +56,6 @@ from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.files.tensors import StoredTensors
 
 SHAPES = [BeamShape(1, 2), BeamShape(3, 4), BeamShape(4, 5, 9)]
-
-
-DEEPSEEKS: dict[str, object] = {
-    "kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
-    "v_head_dim": 8, "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32, "first_k_dense_replace": 1, "num_key_value_heads": 4,
-    "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0, "norm_topk_prob": True,
-    "attention_bias": False, "partial_rotary_factor": 0.5, "num_hidden_layers": 3, "head_dim": 8,
-    "moe_layer_freq": 1, "use_qk_norm": True, "rope_scaling": None, "tie_word_embeddings": False,
-    "topk_method": "noaux_tc", "scoring_func": "sigmoid",
-}  # fmt: skip
-DEEPSEEK_LIKE = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")
-
-
-def target_model(name: str = "qwen3_5") -> nn.Module:
-    if name in (*DEEPSEEK_LIKE, "mimo"):
-        return random_model(name, vocab_size=VOCAB, **DEEPSEEKS)
-    return hybrid_model(name, vocab_size=VOCAB)
 
 
 @pytest.fixture(scope="module")

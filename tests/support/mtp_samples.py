@@ -9,8 +9,9 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from hybrids import hybrid_model
 from mlx.utils import tree_flatten
-from tiny import byte_tokenizer
+from tiny import byte_tokenizer, random_model
 from weights_resolve_samples import hub as hub
 
 from redrafter_mlx.drafting.forms import DrafterFolder
@@ -213,6 +214,23 @@ class Reference:
 
 
 VOCAB = 258
+
+DEEPSEEKS: dict[str, object] = {
+    "kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+    "v_head_dim": 8, "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "first_k_dense_replace": 1, "num_key_value_heads": 4,
+    "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0, "norm_topk_prob": True,
+    "attention_bias": False, "partial_rotary_factor": 0.5, "num_hidden_layers": 3, "head_dim": 8,
+    "moe_layer_freq": 1, "use_qk_norm": True, "rope_scaling": None, "tie_word_embeddings": False,
+    "topk_method": "noaux_tc", "scoring_func": "sigmoid",
+}  # fmt: skip
+DEEPSEEK_LIKE = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")
+
+
+def target_model(name: str = "qwen3_5") -> nn.Module:
+    if name in (*DEEPSEEK_LIKE, "mimo"):
+        return random_model(name, vocab_size=VOCAB, **DEEPSEEKS)
+    return hybrid_model(name, vocab_size=VOCAB)
 
 
 def load(folder: Path, target: Target) -> MtpDrafter:

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus.examples import Examples, choose_vocabulary
+from redrafter_mlx.distill.corpus.examples import choose_vocabulary
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.drafter_forms import EagleForm
-from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_quality
-from redrafter_mlx.distill.forms.eagle_sequences import (
-    PADDED,
-    Sequences,
-    group_lengths,
-    grouped,
-    pad_together,
-    unrolled_logits,
-)
-from redrafter_mlx.distill.forms.form import BatchLoss, Recipe, Student, chosen_layers
+from redrafter_mlx.distill.forms.eagle_sequences import PADDED
+from redrafter_mlx.distill.forms.form import Recipe, Student, chosen_layers
 from redrafter_mlx.distill.forms.fresh_weights import (
     SPREAD,
     context_rms,
@@ -34,6 +23,7 @@ from redrafter_mlx.distill.forms.fresh_weights import (
     logit_rms,
     output_matrix,
 )
+from redrafter_mlx.distill.forms.whole_texts import WholeTextStudent
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafting.drafter_files import DrafterFiles
 from redrafter_mlx.drafting.published.heads.eagle import EAGLE3, EagleDrafter
@@ -168,33 +158,16 @@ class EagleRecipe(Recipe):
         save_eagle(network, student.vocabulary, folder, length, self.target_keys)
 
 
-class EagleStudent(Student):
+class EagleStudent(WholeTextStudent):
     """An EAGLE network in training."""
 
-    def losses(self, examples: Examples, epoch: int, skip: int) -> Iterator[BatchLoss]:
-        groups = (
-            group
-            for n, texts in enumerate(examples.texts(epoch))
-            for group in grouped(texts, self.options.batch, f"{self.options.seed} {epoch} {n}")
-        )
-        for group in islice(groups, skip, None):
-            yield partial(self.loss, self.batch(group))
+    @property
+    def drafter(self) -> EagleDrafter:
+        return EagleDrafter(EAGLE3.name, self.network, self._target, self.vocabulary)
 
-    def batches(self, examples: Examples) -> float:
-        size, seed = self.options.batch, str(self.options.seed)
-        return sum(len(group_lengths(some, size, seed)) for some in examples.lengths(epoch=0))
-
-    def batch(self, texts: Sequence[Text]) -> Sequences:
-        T, D = self.options.draft_length, self._target.hidden_size
-        return pad_together(texts, T, D, prompts=self.options.soft_share > 0)
-
-    def evaluate(self, held_out: Sequence[Text], shapes: Sequence[BeamShape]) -> DraftQuality:
-        drafter = EagleDrafter(EAGLE3.name, self.network, self._target, self.vocabulary)
-        return measure_quality(drafter, held_out, self.options.draft_length, shapes)
-
-    def drafts(self, batch: Sequences) -> Iterator[mx.array]:
-        network = self.network
-        return unrolled_logits(network, self._target.embedding, network.lm_head, batch)
+    def head(self, hidden: mx.array) -> mx.array:
+        logits: mx.array = self.network.lm_head(hidden)
+        return logits
 
 
 def _flat(config: Mapping[str, object]) -> dict[str, object]:

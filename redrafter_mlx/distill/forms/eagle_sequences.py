@@ -1,4 +1,4 @@
-"""Whole texts of a corpus as batches for EAGLE, and the drafter unrolled over them.
+"""Whole texts of a corpus as batches for EAGLE and MTP, and the drafter unrolled over them.
 
 EAGLE-3 (arXiv 2503.01840), section 3.2, training-time test: at depth 0 each position of a text has
 a true row, whose context is the target's features. At every later depth it has one more row, with
@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.distill.corpus.shards import Text
-from redrafter_mlx.drafting.published.heads.eagle_network import EagleNetwork
+from redrafter_mlx.drafting.published.heads.feature_drafter import FeatureNetwork
 from redrafter_mlx.target_model.masks import windowed
 
 PADDED = 2
@@ -136,16 +136,19 @@ class UnrolledCache:
     def __init__(self) -> None:
         self._keys: list[mx.array] = []
         self._values: list[mx.array] = []
+        self.offset = 0
 
-    @property
-    def offset(self) -> int:
-        """Rotary position of the first row of the next call."""
-        return len(self._keys)
+    def begin(self, depth: int) -> None:
+        """Begin the call at a depth, which is the rotary position of its first row."""
+        self.offset = depth
 
-    def make_mask(self, n: int, *, window_size: int | None = None) -> mx.array:
+    def make_mask(
+        self, n: int, *, return_array: bool = True, window_size: int | None = None
+    ) -> mx.array:
         """Return [n, n * depths] bool, True = may attend."""
+        del return_array  # it always is one
         own = mx.eye(n, dtype=mx.bool_)
-        mask = mx.concatenate([mx.tri(n, dtype=mx.bool_), *[own] * (len(self._keys) - 1)], axis=1)
+        mask = mx.concatenate([mx.tri(n, dtype=mx.bool_), *[own] * self.offset], axis=1)
         return mask if window_size is None else windowed(mask, window_size)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -156,7 +159,7 @@ class UnrolledCache:
 
 
 def unrolled_logits(
-    network: EagleNetwork,
+    network: FeatureNetwork,
     embedding: Callable[[mx.array], mx.array],
     head: Callable[[mx.array], mx.array],
     batch: Sequences,
@@ -166,6 +169,8 @@ def unrolled_logits(
     caches = [UnrolledCache() for _ in network.layers]
     context = network.fuse(batch.features.astype(mx.float32))
     for depth in range(T):
+        for cache in caches:
+            cache.begin(depth)
         tokens = batch.tokens[:, depth + 1 : depth + 1 + S]
         hidden = network.forward(embedding(tokens).astype(context.dtype), context, caches)
         trained = hidden.reshape(-1, hidden.shape[-1])[batch.rows]

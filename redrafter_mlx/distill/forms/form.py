@@ -205,8 +205,7 @@ class Recipe(ABC):
           ModelNotFoundError, DamagedFileError: if the folder holds no drafter
           MismatchError: naming a key that differs, or the target that the drafter was trained for
         """
-        files = open_files(folder)
-        found = find_form(files)
+        files, found = self.open(folder)
         if found is not self.published:
             raise MismatchError(
                 f"{folder} is a {found.name} drafter, and {self.published.name} is asked for; a "
@@ -226,6 +225,11 @@ class Recipe(ABC):
                 while part := opened.read(_PART):
                     digest.update(part)
         return digest.hexdigest()
+
+    def open(self, folder: Path) -> tuple[DrafterFiles, Form]:
+        """Open the drafter in a folder; return its files and their form."""
+        files = open_files(folder)
+        return files, find_form(files)
 
     @abstractmethod
     def compared(self, files: DrafterFiles) -> tuple[Mapping[str, object], Mapping[str, object]]:

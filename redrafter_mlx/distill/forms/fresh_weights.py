@@ -21,7 +21,7 @@ down."""
 
 def draw_matrices(network: nn.Module, seed: int, size: Callable[[tuple[int, ...]], float]) -> None:
     """Draw all matrices of a network from a normal distribution, of a `size` for each shape."""
-    matrices = sorted((n, a.shape) for n, a in parameters_of(network).items() if a.ndim == 2)
+    matrices = sorted((n, a.shape) for n, a in parameters_of(network).items() if a.ndim > 1)
     keys = mx.random.split(mx.random.key(seed), len(matrices))
     for (name, shape), key in zip(matrices, keys, strict=True):
         drawn = size(shape) * mx.random.normal(shape, key=key)

@@ -6,12 +6,14 @@ from redrafter_mlx.distill.drafter_forms import (
     DrafterForm,
     EagleForm,
     MedusaForm,
+    MtpForm,
     RecurrentForm,
     SpeculatorForm,
 )
 from redrafter_mlx.distill.forms.eagle import EagleRecipe
 from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.forms.medusa import MedusaRecipe
+from redrafter_mlx.distill.forms.mtp import MtpRecipe
 from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe
 from redrafter_mlx.distill.forms.speculator import SpeculatorRecipe
 from redrafter_mlx.target_model.model import Target
@@ -33,3 +35,5 @@ def recipe_for(
             return SpeculatorRecipe.of(form, target, name, fingerprint, draft_length)
         case EagleForm():
             return EagleRecipe.of(form, target, name, fingerprint)
+        case MtpForm():
+            return MtpRecipe.of(target, name, fingerprint)

@@ -1,0 +1,60 @@
+"""Drafters that remember the text, trained on whole texts; see eagle_sequences.py."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import islice
+
+import mlx.core as mx
+
+from redrafter_mlx.config import BeamShape
+from redrafter_mlx.distill.corpus.examples import Examples
+from redrafter_mlx.distill.corpus.shards import Text
+from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_quality
+from redrafter_mlx.distill.forms.eagle_sequences import (
+    Sequences,
+    group_lengths,
+    grouped,
+    pad_together,
+    unrolled_logits,
+)
+from redrafter_mlx.distill.forms.form import BatchLoss, Student
+from redrafter_mlx.drafting.level_drafter import LevelDrafter
+
+
+class WholeTextStudent(Student):
+    """A network of a `FeatureDrafter` in training."""
+
+    @property
+    @abstractmethod
+    def drafter(self) -> LevelDrafter:
+        """A drafter of the network as it is now."""
+
+    @abstractmethod
+    def head(self, hidden: mx.array) -> mx.array:
+        """Map outputs of the network [M, H] after its norm to logits [M, V']."""
+
+    def losses(self, examples: Examples, epoch: int, skip: int) -> Iterator[BatchLoss]:
+        groups = (
+            group
+            for n, texts in enumerate(examples.texts(epoch))
+            for group in grouped(texts, self.options.batch, f"{self.options.seed} {epoch} {n}")
+        )
+        for group in islice(groups, skip, None):
+            yield partial(self.loss, self.batch(group))
+
+    def batches(self, examples: Examples) -> float:
+        size, seed = self.options.batch, str(self.options.seed)
+        return sum(len(group_lengths(some, size, seed)) for some in examples.lengths(epoch=0))
+
+    def batch(self, texts: Sequence[Text]) -> Sequences:
+        T, D = self.options.draft_length, self._target.hidden_size
+        return pad_together(texts, T, D, prompts=self.options.soft_share > 0)
+
+    def evaluate(self, held_out: Sequence[Text], shapes: Sequence[BeamShape]) -> DraftQuality:
+        return measure_quality(self.drafter, held_out, self.options.draft_length, shapes)
+
+    def drafts(self, batch: Sequences) -> Iterator[mx.array]:
+        return unrolled_logits(self.network, self._target.embedding, self.head, batch)
