@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from redrafter_mlx.bench.measure.questions import Question, read_questions
-from redrafter_mlx.errors import DownloadError
+from redrafter_mlx.errors import BadInputError, DownloadError
 from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.runtime.paths import cache_dir
 
@@ -42,9 +42,13 @@ def questions_of(source: str, *, offline: bool = False) -> list[Question]:
     A file in the current folder has precedence over a set of the same name. Raises BadInputError
     for a file without questions, DownloadError for a set that cannot be fetched.
     """
-    if source in QUESTION_SETS and not Path(source).is_file():
-        return read_questions(QUESTION_SETS[source].fetch(offline))
-    return read_questions(source)
+    if Path(source).exists():
+        return read_questions(source)
+    if source not in QUESTION_SETS:
+        raise BadInputError(
+            f"--questions is {source}, which is no file here, nor one of {', '.join(QUESTION_SETS)}"
+        )
+    return read_questions(QUESTION_SETS[source].fetch(offline))
 
 
 def title_of(source: str) -> str:

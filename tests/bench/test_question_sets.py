@@ -12,7 +12,7 @@ from redrafter_mlx.bench import BenchOptions
 from redrafter_mlx.bench.measure import question_sets
 from redrafter_mlx.bench.measure.question_sets import MT_BENCH, SPEC_BENCH, questions_of
 from redrafter_mlx.bench.measure.questions import Question
-from redrafter_mlx.errors import DownloadError
+from redrafter_mlx.errors import BadInputError, DownloadError
 
 LINE = '{"question_id": 81, "category": "writing", "turns": ["Compose", "Rewrite"]}\n'
 ASKED = Question("Compose", "writing", 81, ("Rewrite",))
@@ -116,3 +116,8 @@ def test_a_file_has_precedence_over_a_set_of_its_name_and_several_add_up(
     (tmp_path / "mine.txt").write_text("Why?\n")
     options = BenchOptions(questions=("mt-bench", "mine.txt", "mt-bench"))
     assert [question.text for question in options.chosen] == ["Compose", "Why?"]
+
+
+def test_a_name_of_no_file_and_no_set_is_refused_with_the_sets() -> None:
+    with pytest.raises(BadInputError, match=r"speed-bench, which is no file.*mt-bench, spec-bench"):
+        questions_of("speed-bench")
