@@ -31,6 +31,7 @@ from redrafter_mlx.drafting.names import AUTO
 if TYPE_CHECKING:
     from redrafter_mlx.engine.engine import Redrafter
     from redrafter_mlx.engine.options import EngineOptions
+    from redrafter_mlx.engine.thread import EngineThread
 
 MODEL, SAMPLING, DRAFTS = "Model", "Sampling", "Drafts"
 
@@ -164,13 +165,19 @@ def load_model(
     *,
     warm_up: bool = True,
     chat_or: str | None = None,
+    thread: EngineThread | None = None,
 ) -> Redrafter:
     """Load target and drafter with progress on stderr; other parameters as in `load`."""
     with progress_bars(f"loading {options.model or 'the model'}") as progress:
         from redrafter_mlx.loading.load import load
 
         return load(
-            **vars(options), progress=progress, engine=engine, warm_up=warm_up, chat_or=chat_or
+            **vars(options),
+            progress=progress,
+            engine=engine,
+            warm_up=warm_up,
+            chat_or=chat_or,
+            thread=thread,
         )
 
 

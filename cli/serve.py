@@ -1,13 +1,17 @@
-"""`redrafter-mlx serve`: the APIs of OpenAI and Anthropic for a model on this machine."""
+"""`redrafter-mlx serve`: the APIs of OpenAI and Anthropic for models on this machine."""
 
 from __future__ import annotations
 
 import copy
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.flag import Flag
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from redrafter_mlx.engine.engine import Redrafter
 
 _SERVER, _LIMITS = "Server", "Limits"
+_SEVERAL = " Several are loaded as far as memory has room for them, others when asked for."
 
 API_KEY = Flag(
     "What clients must send; needed to listen beyond this machine. [env: REDRAFTER_API_KEY]",
@@ -43,6 +48,10 @@ SERVING: Mapping[str, Flag] = {
     "max_body": Flag("Largest request.", "MB", _LIMITS, unit=1_000_000),
     "keep_alive": Flag("Close an idle connection after this.", "SECONDS", _LIMITS),
     "unload_after": Flag("Unload an idle model after this. [default: never]", "SECONDS", _LIMITS),
+    "load_on_demand": Flag(
+        "Requests may name any model on this machine that `list` shows; none is downloaded.",
+        panel=_SERVER,
+    ),
     "cache_dir": Flag("Keep prompts that were read here, for after a restart.", "DIR", _LIMITS),
     "cache_bytes": Flag(
         "Limit of that folder, such as 20GB. [default: a tenth of the free disk]", "N", _LIMITS
@@ -54,29 +63,51 @@ SERVING: Mapping[str, Flag] = {
 @opt.with_options
 def command(
     *,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="MODEL", help=f"As in --model.{_SEVERAL}", show_default=False),
+    ] = None,
     serving: Annotated[ServerOptions, SERVING],
     loading: opt.LearningModelOptions,
 ) -> None:
-    """Serve a model by OpenAI's and Anthropic's APIs, for agents, editors and the page at /.
+    """Serve models by OpenAI's and Anthropic's APIs, for agents, editors and the page at /.
 
-    Example: redrafter-mlx serve smollm2-135m --port 8080
+    Requests without a model's name are answered by the first. Example:
+    redrafter-mlx serve smollm2-135m --port 8080
     """
-    if launched_rank() is not None and serving.unload_after is not None:
-        raise BadInputError("ranks share one model until they end; leave out --unload-after")
+    names = _names(models or [], loading.model)
+    if launched_rank() is not None:
+        if serving.unload_after is not None:
+            raise BadInputError("ranks share one model until they end; leave out --unload-after")
+        if len(names) > 1 or serving.load_on_demand:
+            raise BadInputError("ranks share one model; name one, without --load-on-demand")
     if launched_rank():
-        opt.load_model(loading)  # never returns: only rank 0 listens
-    offer_drafter(loading)
-    run(serving, loading)
+        opt.load_model(replace(loading, model=names[0]))  # never returns: only rank 0 listens
+    for name in names:
+        offer_drafter(replace(loading, model=name))
+    run(serving, loading, names)
 
 
-def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
-    """Serve until Ctrl-C; raises the error of the model's first load, if it fails."""
+def _names(arguments: Sequence[str], option: str | None) -> list[str]:
+    """Return the names of the models to serve; raises BadInputError if one is given twice."""
+    from redrafter_mlx.weights.registry import DEFAULT_MODEL
+
+    names = [*arguments, *([] if option is None else [option])]
+    for name in names:
+        if names.count(name) > 1:
+            raise BadInputError(f"MODEL is given twice, as {name!r:.200}; give it once")
+    return names or [DEFAULT_MODEL]
+
+
+def run(serving: ServerOptions, loading: opt.ModelOptions, names: Sequence[str]) -> None:
+    """Serve models until Ctrl-C; raises the error of their first load, if one fails."""
     try:
         import uvicorn
         from uvicorn.config import LOGGING_CONFIG
 
         from redrafter_mlx.server.app import create_app
         from redrafter_mlx.server.hosting import ModelHost
+        from redrafter_mlx.server.models import Models
         from redrafter_mlx.server.process import Server, log_formatter
         from redrafter_mlx.server.tasks import Ending
     except ModuleNotFoundError as error:
@@ -84,21 +115,24 @@ def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
             f"the server needs {error.name}; install it with: pip install 'redrafter-mlx[serve]'"
         ) from None
     from redrafter_mlx.engine.options import EngineOptions
-    from redrafter_mlx.weights.registry import DEFAULT_MODEL
+    from redrafter_mlx.engine.thread import EngineThread
+    from redrafter_mlx.weights.status import memory_needed, names_on_disk
 
     folder = None if serving.cache_dir is None else Path(serving.cache_dir)
     engine = EngineOptions(
         serving.max_concurrency, cache_dir=folder, cache_bytes=serving.cache_bytes
     )
     failures: list[Exception] = []
+    thread = EngineThread()
     ending = Ending()
 
     def failed(error: Exception) -> None:
         failures.append(error)
         server.should_exit = True
 
-    def load() -> Redrafter:
-        loaded = opt.load_model(loading, engine)
+    def load(name: str, offline: bool) -> Redrafter:
+        options = replace(loading, model=name, offline=offline)
+        loaded = opt.load_model(options, engine, thread=thread)
         if loaded.drafter_note:
             Terminal.standard().note(loaded.drafter_note)
         if not loaded.tokenizer.has_chat_template:
@@ -108,14 +142,28 @@ def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
             )
         return loaded
 
-    host = ModelHost(loading.model or DEFAULT_MODEL, load, unload_after=serving.unload_after)
+    def host(name: str, *, named: bool = False) -> ModelHost:
+        return ModelHost(
+            name,
+            partial(load, name, loading.offline or not named),
+            unload_after=serving.unload_after,
+            nbytes=partial(memory_needed, name, loading.quantize),
+            starting=named,
+        )
+
+    models = Models(
+        [host(name, named=True) for name in names],
+        on_disk=names_on_disk if serving.load_on_demand else None,
+        offer=host,
+        thread=thread,
+    )
     logging = copy.deepcopy(LOGGING_CONFIG)
     logging["formatters"]["default"] = {"()": lambda: log_formatter(one_line)}
     logging["loggers"]["redrafter_mlx"] = {
         "handlers": ["default"], "level": serving.log_level.upper(), "propagate": False,
     }  # fmt: skip
     config = uvicorn.Config(
-        create_app(host, serving, failed=failed, ending=ending),
+        create_app(models, serving, failed=failed, ending=ending),
         log_config=logging,
         log_level="warning" if serving.log_level == "info" else serving.log_level,
         access_log=serving.log_level == "debug",
@@ -129,7 +177,7 @@ def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
         try:
             server.run(sockets=[listener])
         except KeyboardInterrupt:
-            if host.in_thread:  # which may keep downloading for minutes
+            if models.in_thread:  # which may keep downloading for minutes
                 from rich.console import Console
 
                 if (console := Console(stderr=True)).is_terminal:

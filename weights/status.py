@@ -6,13 +6,14 @@ import contextlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from redrafter_mlx.errors import DamagedFileError
+from redrafter_mlx.errors import DamagedFileError, RedrafterError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.runtime.paths import bytes_below, human_size
 from redrafter_mlx.weights.chat_template import has_chat_template
 from redrafter_mlx.weights.files.folder import check_model, check_tokenizer
+from redrafter_mlx.weights.fit.machine import planned_machine
 from redrafter_mlx.weights.fit.model_size import StoredModel
-from redrafter_mlx.weights.fit.needs import stored_model
+from redrafter_mlx.weights.fit.needs import needs, stored_model
 from redrafter_mlx.weights.fit.states import state_bytes
 from redrafter_mlx.weights.gguf.architectures import ARCHITECTURES
 from redrafter_mlx.weights.gguf.config import gguf_config
@@ -62,6 +63,23 @@ def list_models() -> list[ModelStatus]:
     others = [_status(name) for name in names if name not in registered]
     models = [status for status in others if status.path and _is_language_model(status.path)]
     return [*map(_status, REGISTRY), *models]
+
+
+def names_on_disk() -> list[str]:
+    """Return the names of the models that `list` shows and that are complete on this machine."""
+    return [model.name for model in list_models() if model.path is not None]
+
+
+def memory_needed(name: str, quantize: int | None) -> int:
+    """Return the bytes that a model takes with a long chat; 0 if nothing on disk tells."""
+    try:
+        status = _status(name)
+    except (RedrafterError, OSError):  # loading gives the reason
+        return 0
+    if status.stored is None:
+        return status.on_disk or 0
+    ways = needs(status.stored, planned_machine())
+    return next((way.total for way in ways if way.quantize == quantize), ways[0].total)
 
 
 def show_model(name: str | Path) -> ModelStatus:

@@ -88,7 +88,7 @@ def connect(url: str, name: str | None, api_key: str | None) -> tuple[RemoteMode
         raise ServerError(f"{server.url} has no model {name!r}; it has: {', '.join(entries)}")
     found = entries.get(name, {}).get("x_redrafter")
     facts: dict[str, Any] = found if isinstance(found, dict) else {}
-    if facts.get("loaded") is False and facts.get("dtype") is None:
+    if facts.get("state") == "loading" and facts.get("dtype") is None:
         raise ServerError(f"{server.url} is still loading {name}; try again soon")
     source = RemoteSource(name, server.url, facts.get("dtype") or "")
     return RemoteModel(source, facts.get("drafting")), replace(server, model=name)

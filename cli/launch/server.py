@@ -39,18 +39,13 @@ def served(
       options: of `redrafter-mlx serve`, for a server that is started
       note:    shows one line to the user
     Raises:
-      BadInputError: the server there serves another model
+      BadInputError: the server there does not serve this model
       ServerError:   it cannot be used, or the one that was started ended
     """
     if _state(port) is not None:
         while _state(port) is False:
             time.sleep(_POLL_SECONDS)
-        found = _model_at(port, api_key)
-        if model not in (None, found.model):
-            raise BadInputError(
-                f"the server at {found.url} serves {found.model}, not {model}; leave out --model, "
-                f"or start another server with --port"
-            )
+        found = _model_at(port, api_key, model)
         note(f"using the server at {found.url}, which serves {found.model}")
         yield found
         return
@@ -72,12 +67,22 @@ def _state(port: int) -> bool | None:
         connection.close()
 
 
-def _model_at(port: int, api_key: str | None) -> Served:
-    """Return the model of a running server; raises ServerError if it is not one of ours."""
+def _model_at(port: int, api_key: str | None, model: str | None = None) -> Served:
+    """Return a model of a running server, by default its first one.
+
+    Raises ServerError if the server is not one of ours, BadInputError if it lacks the model.
+    """
     url = f"http://{_HOST}:{port}"
-    entry = Server(f"{url}/v1", None, api_key).models()[0]
-    if entry.get("owned_by") != "redrafter-mlx":
+    entries = Server(f"{url}/v1", None, api_key).models()
+    if not entries or entries[0].get("owned_by") != "redrafter-mlx":
         raise ServerError(f"the server at {url} is not redrafter-mlx; choose another --port")
+    named = [entry for entry in entries if model in (None, entry["id"])]
+    if not named:
+        raise BadInputError(
+            f"the server at {url} serves {', '.join(str(entry['id']) for entry in entries)}, not "
+            f"{model}; leave out --model, or start another server with --port"
+        )
+    entry = named[0]
     context, own = entry.get("max_model_len"), entry.get("x_redrafter")
     return Served(
         url,

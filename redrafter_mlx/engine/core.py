@@ -72,7 +72,7 @@ class EngineCore:
         if self._scheduler.idle:
             return False
         try:
-            self._scheduler.work()
+            self._scheduler.work(self._thread.alone)
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)  # they hold every cache of the round
             why = device_failure(error) or f"{type(error).__name__}: {error}"

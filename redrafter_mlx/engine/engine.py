@@ -107,6 +107,7 @@ class Redrafter:
         parts = self.target, self.drafter, self.host_drafters, self.drafting, self.tuning
         self.choices = Choices(*parts)
         self.limits = engine or EngineOptions()
+        self.thread = thread or EngineThread()
         modules = () if self.drafter is None else self.drafter.modules
         self._memory = MemoryBudget(
             self.target,
@@ -114,7 +115,9 @@ class Redrafter:
             modules,
             host_bytes=sum(one.bytes_per_token for one in self.host_drafters),
             kept_bytes=sum(one.kept_bytes for one in self.host_drafters),
+            pool=self.thread.pool,
         )
+        self.thread.pool.reserved = 0  # its weights are in memory now
         self.prompts = PromptEncoder(
             self.tokenizer, target.vocab_size, context_length_of(model, source), self._memory
         )
@@ -122,7 +125,6 @@ class Redrafter:
         self.keeper = keeper
         parts_of_scheduler = self.target, self.tuning, self.limits, self._memory, store, keeper
         scheduler = partial(Scheduler, *parts_of_scheduler)
-        self.thread = thread or EngineThread()
         self._core = EngineCore(scheduler, self.target.lock, self.thread)
         weakref.finalize(self, self._core.close)
 

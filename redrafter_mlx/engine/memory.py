@@ -10,6 +10,7 @@ import mlx.nn as nn
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.engine.options import EngineOptions
+from redrafter_mlx.engine.pool import MemoryPool
 from redrafter_mlx.engine.request import Request
 from redrafter_mlx.errors import BadInputError, BusyError
 from redrafter_mlx.runtime.device import memory_limit
@@ -39,6 +40,7 @@ class MemoryBudget:
     """The memory that the answers of one model may use together.
 
     prefix_bytes: limit of the prefix cache
+    pool: what it shares with the other engines of its thread
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class MemoryBudget:
         *,
         host_bytes: int = 0,
         kept_bytes: int = 0,
+        pool: MemoryPool | None = None,
     ) -> None:
         """Reserve for the weights of `modules`, which the drafter drafts with, and the target's.
 
@@ -57,6 +60,7 @@ class MemoryBudget:
         """
         given = options.memory_bytes
         self._limit = memory_limit() if given is None else given
+        self.pool = pool or MemoryPool()
         self._work = 8 * _NODES * target.vocab_size
         self._weights = sum(map(nbytes_of, (target.model, *modules)))
         self._kept = min(kept_bytes, max(self._limit - self._weights, 0) // _KEPT_SHARE)
@@ -119,16 +123,22 @@ class MemoryBudget:
         return mx.get_active_memory() + self._kept + needed - self._limit
 
     def make_room(self, needed: int, prefixes: PrefixCache) -> bool:
-        """Drop cached prefixes until `needed` bytes are free; False if that is not enough."""
-        excess = self.excess(needed)
-        if excess > 0 and prefixes.nbytes:
-            prefixes.shrink(max(prefixes.nbytes - excess, 0))
-            excess = self.excess(needed)
-        return excess <= 0
+        """Drop cached prefixes until `needed` bytes are free; False if that is not enough.
+
+        Those of other models are dropped first. What is reserved for a model that is being loaded
+        is not free.
+        """
+        return self._drop_until_free(needed + self.pool.reserved, prefixes)
 
     def can_grow(self, slots: int, prefixes: PrefixCache) -> bool:
         """Whether running answers can have so many more slots; drops prefixes like `make_room`."""
-        return self.make_room(int((self._slot + self._host) * slots), prefixes)
+        return self._drop_until_free(int((self._slot + self._host) * slots), prefixes)
+
+    def _drop_until_free(self, needed: int, prefixes: PrefixCache) -> bool:
+        if (excess := self.excess(needed)) > 0:
+            self.pool.drop(excess, prefixes)
+            excess = self.excess(needed)
+        return excess <= 0
 
     def refusal(self, request: Request) -> BadInputError | None:
         """Return the error for an answer that would not fit beside the weights alone, else None."""

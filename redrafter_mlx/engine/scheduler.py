@@ -18,6 +18,7 @@ import mlx.core as mx
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.pipeline import Pipeline
 from redrafter_mlx.decoding.prefill import Prefill
+from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.prefix_store import PrefixStore
 from redrafter_mlx.decoding.proposal import FixedPolicy, Policy
 from redrafter_mlx.decoding.sequence import Status
@@ -60,6 +61,7 @@ class Scheduler:
         self._target, self._tuning, self._keeper = target, tuning, keeper
         self._options, self._memory = options, memory
         self._prefixes = Prefixes(self._memory.prefix_bytes, store)
+        self._memory.pool.add(self)
         self._open: set[Answer] = set()  # all that have not been told of their end
         self._waiting: list[Answer] = []
         self._prompts = PromptReader()
@@ -79,6 +81,11 @@ class Scheduler:
         return len(self._prompts.reading) + len(self._running)
 
     @property
+    def kept(self) -> PrefixCache:
+        """Texts that are kept for later prompts."""
+        return self._prefixes.cache
+
+    @property
     def idle(self) -> bool:
         return not self._waiting and not self.running
 
@@ -90,8 +97,11 @@ class Scheduler:
         for other in self._prompts.reading:
             self._prefixes.await_prefix(answer, other)
 
-    def work(self) -> None:
-        """Run one round, and tell the caller of every answer that it ended."""
+    def work(self, alone: bool = True) -> None:
+        """Run one round, and tell the caller of every answer that it ended.
+
+        alone: whether no other engine computes in between, so that steps may be timed
+        """
         if self._in_use is None:
             self._in_use = ExitStack()
             self._in_use.enter_context(self._target.in_use())
@@ -101,7 +111,7 @@ class Scheduler:
             # Nobody whose prompt was read waits for another chunk before the first token.
             joined = Status.PREFILL in [answer.status for answer in self._running]
             read = [] if joined else self._prompts.read(alone=not self._running)
-            over += self._advance(paused=bool(read))
+            over += self._advance(paused=bool(read) or not alone)
             read_at = max([batch.read_at for batch in self._batches.values()], default=0.0)
             self._prefixes.keep_awaited(read)
             for answer in self._prompts.end_round(read, read_at):
@@ -141,7 +151,8 @@ class Scheduler:
             if answer is None:
                 break
             room = self._has_room(answer)
-            if not (room or self.running):
+            others_run = self.running or self._memory.pool.others_run(self)
+            if not (room or others_run):
                 mx.synchronize()  # a step that was submitted ahead holds the last answer's memory
                 room = self._has_room(answer)
             if room:
@@ -153,7 +164,7 @@ class Scheduler:
                     refused.append(answer)
                 continue
             answer.error = self._memory.refusal(answer.request)  # the bytes of a slot are known now
-            if answer.error is None and self.running:
+            if answer.error is None and others_run:
                 break
             answer.error = answer.error or self._memory.busy(answer.request)
             self._waiting.remove(answer)
@@ -170,7 +181,7 @@ class Scheduler:
         unread = [memory.slots(one.request) for one in self._prompts.reading]
         needed = memory.needed(memory.slots(request), [*running, *unread], len(unread))
         excess = memory.excess(needed)
-        if self.running and excess > self._prefixes.cache.nbytes:
+        if self.running and excess > memory.pool.kept_bytes:
             return False
         if excess > 0:
             self._prefixes.touch(answer)

@@ -13,10 +13,14 @@ from typing import Generic, NamedTuple, TypeVar
 import mlx.core as mx
 
 from redrafter_mlx.cpu.door import threads_by_rows
+from redrafter_mlx.engine.pool import MemoryPool
 from redrafter_mlx.errors import EngineFailedError
 from redrafter_mlx.runtime.process import MLX_PROCESS, ModelLock, called_by_itself
 
 _T = TypeVar("_T")
+
+_END_SECONDS = 5.0
+"""Maximum number of seconds that closing an engine waits."""
 
 
 class Ended(NamedTuple):
@@ -60,10 +64,14 @@ class EngineThread:
 
     What multiplies beside an engine belongs here: another thread would get workers of its own from
     the BLAS, and all would sleep and wake; see `cpu/blas.py`.
+
+    pool:  what its engines share of the memory
+    alone: whether there was only one work in the last round
     """
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Work | None] = SimpleQueue()  # None ends the thread
+        self.pool, self.alone = MemoryPool(), True
         self._lock = threading.RLock()  # reentrant: the collector may close an engine while held
         self._users: list[ModelLock] = []  # one for each engine
         self._listeners: set[Callable[[Ended], None]] = set()
@@ -97,22 +105,30 @@ class EngineThread:
             self._users.append(lock)
 
     def leave(self, lock: ModelLock, last: Work) -> None:
-        """Submit an engine's last work, and remove it; the last engine ends the thread, and waits.
+        """Submit an engine's last work, remove it, and wait for its end; the last ends the thread.
 
         May be called again.
         """
+        done = threading.Event()
+
+        def end() -> bool:
+            if left := last():
+                return left
+            done.set()
+            return False
+
         with self._lock:
             if lock not in self._users:
                 return
             self._users.remove(lock)
             if self._thread is None or not self.alive:
                 return
-            self._queue.put(last)
-            if self._users:
-                return
-            self._queue.put(None)
-        if not (self.is_current or lock.held_here):
-            self._thread.join(timeout=5.0)  # it may be in the middle of a step
+            self._queue.put(end)
+            others = bool(self._users)
+            if not others:
+                self._queue.put(None)
+        if not (self.waits_for_caller or lock.held_here):  # it may be in the middle of a step
+            done.wait(_END_SECONDS) if others else self._thread.join(_END_SECONDS)
 
     def start(self) -> None:
         """Start the thread if it was not started; raises EngineFailedError if none can run."""
@@ -262,6 +278,7 @@ class EngineThread:
                 while rounds != {None: None}:
                     while not (rounds and self._queue.empty()):
                         rounds[self._queue.get()] = None
+                    self.alone = len(rounds) == 1
                     rounds = {work: None for work in rounds if work is None or work()}
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)

@@ -38,6 +38,7 @@ def load(
     warm_up: bool = True,
     chat_or: str | None = None,
     learn: bool = False,
+    thread: EngineThread | None = None,
 ) -> Redrafter:
     """Load a target with its drafter, warmed up and ready to answer.
 
@@ -62,6 +63,7 @@ def load(
       warm_up: run every kernel once; otherwise the first answer does, which takes longer then
       learn: keep answers on this machine, for `redrafter-mlx learn` to train the drafter on; the
         first time, the log says where. Requests with `learn=False` are left out
+      thread: computes for other models, too; None gives this one a thread of its own
     Raises:
       RedrafterError: in one line, for every error that a user can cause
     """
@@ -96,6 +98,7 @@ def load(
         offline=offline,
         progress=progress,
         engine=engine,
+        thread=thread,
         warm_up=warm_up,
         learn=learn,
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.request import Request
+from redrafter_mlx.errors import BusyError
 from redrafter_mlx.response import Response
 from redrafter_mlx.server.admission import Turn
 from redrafter_mlx.server.tasks import race, together
@@ -71,6 +72,7 @@ async def generate(
     turn: Turn,
     deliver: Deliver,
     reading: Reading | None = None,
+    more_room: Callable[[], Awaitable[bool]] | None = None,
 ) -> None:
     """Generate the answers to all requests, each in its turn, and deliver what each step emits.
 
@@ -80,6 +82,8 @@ async def generate(
 
     alternatives: number of likeliest tokens to report with each token that has log-probabilities
     reading:      called with the progress of prefill
+    more_room:    called if an answer that has not begun finds too little memory; returns whether
+                  it may find more now
     """
     loop, chunks = asyncio.get_running_loop(), asyncio.Queue[tuple[int, int, int]]()
 
@@ -97,7 +101,7 @@ async def generate(
 
         async with turn():
             request = replace(request, on_prefill=None if reading is None else on_prefill)
-            async with contextlib.aclosing(model.arespond(request)) as responses:
+            async with contextlib.aclosing(respond(request)) as responses:
                 step: list[Response] = []
                 async for response in responses:
                     step.append(response)
@@ -110,6 +114,21 @@ async def generate(
                         emitted.put_nowait(Emitted(number, step, logprobs))
                         step = []
         emitted.put_nowait(None)
+
+    async def respond(request: Request) -> AsyncGenerator[Response, None]:
+        begun = False
+        try:
+            async with contextlib.aclosing(model.arespond(request)) as responses:
+                async for response in responses:
+                    begun = True
+                    yield response
+            return
+        except BusyError:
+            if begun or more_room is None or not await more_room():
+                raise
+        async with contextlib.aclosing(respond(request)) as responses:
+            async for response in responses:
+                yield response
 
     async def tell() -> None:
         while reading is not None:

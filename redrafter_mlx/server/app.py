@@ -22,11 +22,12 @@ from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.server.admission import Gate
 from redrafter_mlx.server.anthropic.reply import MessageReply, count_tokens
 from redrafter_mlx.server.anthropic.schema import CountRequest, MessagesRequest
-from redrafter_mlx.server.api_error import LOG, ApiError
+from redrafter_mlx.server.api_error import ApiError
 from redrafter_mlx.server.endpoint import GenerationEndpoint, PlanEndpoint
 from redrafter_mlx.server.error_response import respond_with_error
-from redrafter_mlx.server.hosting import Hosted, ModelHost
+from redrafter_mlx.server.hosting import Hosted
 from redrafter_mlx.server.metrics import Metrics
+from redrafter_mlx.server.models import Models
 from redrafter_mlx.server.openai.chat_completions import ChatReply
 from redrafter_mlx.server.openai.completions import CompletionReply
 from redrafter_mlx.server.openai.schemas import ChatRequest, CompletionRequest
@@ -43,24 +44,24 @@ _STALL_SECONDS = 60.0
 
 
 def create_app(
-    host: ModelHost,
+    models: Models,
     options: ServerOptions,
     *,
     failed: Callable[[Exception], None] | None = None,
     ending: Ending | None = None,
 ) -> Starlette:
-    """Build the application that serves a model.
+    """Build the application that serves models.
 
-    It answers 503 while the model is loaded, and calls `failed` if its first loading fails.
+    It answers 503 while they are loaded at the start, and calls `failed` if one cannot be loaded.
     Once `ending` begins, answers end with an error.
     """
     gate = Gate(options.max_concurrency, options.max_queue)
     metrics = Metrics(lambda: gate.running, lambda: gate.waiting)
-    information = Information(host)
+    information = Information(models)
     end = ending or Ending()
 
     def generation(schema: type[R], reply: Callable[[R, Hosted, float], Reply[R]]) -> ASGIApp:
-        return GenerationEndpoint(schema, reply, Reception(host, options, end), gate, metrics)
+        return GenerationEndpoint(schema, reply, Reception(models, options, end), gate, metrics)
 
     endpoints: dict[str, ASGIApp] = {
         "chat/completions": generation(ChatRequest, ChatReply),
@@ -68,19 +69,16 @@ def create_app(
         "responses": generation(ResponsesRequest, ResponsesReply),
         "messages": generation(MessagesRequest, MessageReply),
         "messages/count_tokens": PlanEndpoint(
-            CountRequest, count_tokens, Reception(host, options, end)
+            CountRequest, count_tokens, Reception(models, options, end)
         ),
     }
 
     async def load() -> None:
         try:
-            await host.start()
-        except Exception as error:
-            LOG.error("%s cannot be loaded: %s", host.name, error)
+            await models.start()
+        except Exception as error:  # the log has it
             if failed is not None:
                 failed(error)
-        else:
-            LOG.info("%s is ready", host.name)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -89,7 +87,7 @@ def create_app(
             yield
         finally:
             loading.cancel()
-            host.close()
+            models.close()
 
     middleware = [Middleware(_plain_target), Middleware(Guard, options=options)]
     if options.cors_origin:
@@ -169,7 +167,7 @@ _ANSWERED = (ApiError, HTTPException, RedrafterError, Exception)
 class Information:
     """The endpoints that generate nothing."""
 
-    host: ModelHost
+    served: Models
 
     async def page(self, _: Request) -> Response:
         """Return the page at /, which works without a model."""
@@ -182,22 +180,25 @@ class Information:
         return HTMLResponse(page, headers=headers)
 
     async def health(self, _: Request) -> Response:
-        """Return 200, or 503 until the model has been loaded once, and while work stalls."""
-        if self.host.starting:
+        """Return 200, or 503 until the first model has been loaded, and while work stalls."""
+        if self.served.default.starting:
             return JSONResponse({"status": "loading model"}, 503, {"Retry-After": "2"})
-        if self.host.failed:
+        if self.served.default.failed:
             return JSONResponse({"status": "the model could not be loaded"}, 503)
-        if self.host.stalled(_STALL_SECONDS):
+        if self.served.stalled(_STALL_SECONDS):
             return JSONResponse({"status": "work waits and nothing moves"}, 503)
         return JSONResponse({"status": "ok"})
 
     async def models(self, _: Request) -> Response:
-        name = self.host.name
-        pages = {"has_more": False, "first_id": name, "last_id": name}  # as Anthropic's clients ask
-        return JSONResponse({"object": "list", "data": [self.host.entry], **pages})
+        """Return all models that requests may name, the default one first."""
+        hosts = await self.served.all()
+        pages = {"has_more": False, "first_id": hosts[0].name, "last_id": hosts[-1].name}
+        return JSONResponse({"object": "list", "data": [host.entry for host in hosts], **pages})
 
     async def model(self, request: Request) -> Response:
-        name, own = request.path_params["name"], self.host.name
-        # A folder's name begins with a slash, which the path of a request has already.
-        self.host.check_name(own if name == _with_single_slashes(own).lstrip("/") else name)
-        return JSONResponse(self.host.entry)
+        name = request.path_params["name"]
+        for host in await self.served.all():
+            # A folder's name begins with a slash, which the path of a request has already.
+            if name == _with_single_slashes(host.name).lstrip("/"):
+                return JSONResponse(host.entry)
+        return JSONResponse((await self.served.find(name)).entry)

@@ -38,8 +38,8 @@ class PlanEndpoint(Generic[R]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(ClientGoneError, ClientDisconnect, asyncio.CancelledError):
-            asked = await self.reception.read(self.schema, scope, receive)
-            async with self.reception.host.held() as hosted:
+            asked, host = await self.reception.read(self.schema, scope, receive)
+            async with self.reception.held(host, receive) as hosted:
                 result = await self.reception.plan(lambda: self.result(asked, hosted), receive)
             await JSONResponse(result)(scope, receive, send)
 
@@ -65,9 +65,9 @@ class GenerationEndpoint(Generic[R]):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived = time.perf_counter()
-        asked = await self.reception.read(self.schema, scope, receive)
+        asked, host = await self.reception.read(self.schema, scope, receive)
         with self.gate.admitted(asked.answers) as turn:
-            async with self.reception.host.held() as hosted:
+            async with self.reception.held(host, receive) as hosted:
                 reply = await self.reception.plan(
                     lambda: self.reply(asked, hosted, arrived), receive
                 )
@@ -116,7 +116,15 @@ class GenerationEndpoint(Generic[R]):
             await emit(reply.reading(answer, read, total))
 
         on_prefill = reading if reply.reports_prefill else None
-        work = generate(hosted.model, reply.requests, reply.alternatives, turn, deliver, on_prefill)
+        work = generate(
+            hosted.model,
+            reply.requests,
+            reply.alternatives,
+            turn,
+            deliver,
+            on_prefill,
+            hosted.more_room,
+        )
         await race(work, self.reception.ending.reached())
 
 

@@ -1,4 +1,4 @@
-"""The server's model: it is loaded, unloaded when idle, and loaded again on request."""
+"""A model of the server: it is loaded, unloaded, and loaded again on request."""
 
 from __future__ import annotations
 
@@ -6,59 +6,89 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Literal
 
 import mlx.core as mx
 
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import UnsupportedModelError
-from redrafter_mlx.server.api_error import LOG, ApiError, busy
+from redrafter_mlx.server.api_error import LOG, busy
 from redrafter_mlx.server.tasks import in_daemon_thread
 from redrafter_mlx.structured.grammar import Grammars
 
 _RETRY_SECONDS = 2
 
-_DEFAULT_NAME = "default_model"
-"""The name by which clients of mlx-lm's server ask for its model."""
+
+MoreRoom = Callable[[], Awaitable[bool]]
 
 
 @dataclass(frozen=True)
 class Hosted:
-    """A model in memory, its name in requests, and the compiler of grammars for its tokenizer."""
+    """A model in memory, its name in requests, and the compiler of grammars for its tokenizer.
+
+    more_room: unloads another model for an answer of this one; False if that frees nothing
+    """
 
     name: str
     model: Redrafter
     grammars: Grammars
+    more_room: MoreRoom
 
 
 class ModelHost:
     """One model under its name in requests.
 
-    loaded:   None while the model is not in memory
-    starting: whether the first loading has not finished yet
-    failed:   whether the first loading failed, and none has succeeded since
+    loaded:    None while the model is not in memory
+    starting:  whether it is loaded at the start of the server, which has not finished yet
+    failed:    whether that first loading failed, and none has succeeded since
     in_thread: whether a thread is loading it, which goes on if nobody waits any more
+    used:      when the last request ended, by the event loop's clock
+    room:      context in which it is loaded, which makes room for it
+    more_room: as in `Hosted`
     """
 
     def __init__(
-        self, name: str, load: Callable[[], Redrafter], *, unload_after: float | None = None
+        self,
+        name: str,
+        load: Callable[[], Redrafter],
+        *,
+        unload_after: float | None = None,
+        nbytes: Callable[[], int] = lambda: 0,
+        starting: bool = True,
     ) -> None:
-        """`load` is called in a separate thread, at the start and after each unloading."""
-        self.name = name
+        """`load` and `nbytes` are called in other threads.
+
+        load:   at the start, when the model is asked for, and after each unloading
+        nbytes: memory that it will take, as far as its files tell
+        """
+        self.name, self.nbytes, self.starting = name, nbytes, starting
         self._load = load
         self._unload_after = unload_after
         self.loaded: Hosted | None = None
         self._facts: dict[str, object] = {"drafting": None, "dtype": None}
         self._context_length: int | None = None
-        self.starting = True
         self.failed = False
         self.in_thread = False
+        self.used = 0.0
+        self.room: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext
+        self.more_room: MoreRoom = _no_more_room
         self._created = int(time.time())
         self._loading: asyncio.Task[Hosted] | None = None
         self._users = 0
+        self._unused, self._stays = asyncio.Event(), asyncio.Event()
+        self._unused.set()
+        self._stays.set()
         self._idle: asyncio.TimerHandle | None = None
+
+    @property
+    def state(self) -> Literal["loaded", "loading", "available"]:
+        if self.loaded is not None:
+            return "loaded"
+        return "loading" if self.starting or self._loading is not None else "available"
 
     @property
     def entry(self) -> dict[str, object]:
@@ -66,6 +96,7 @@ class ModelHost:
 
         It has OpenAI's fields and Anthropic's.
         """
+        own = {**self._facts, "loaded": self.loaded is not None, "state": self.state}
         return {
             "id": self.name,
             "object": "model",
@@ -75,18 +106,13 @@ class ModelHost:
             "created_at": datetime.fromtimestamp(self._created, UTC).isoformat(),
             "owned_by": "redrafter-mlx",
             "max_model_len": self._context_length,
-            "x_redrafter": {**self._facts, "loaded": self.loaded is not None},
+            "x_redrafter": own,
         }
 
-    def check_name(self, name: str | None) -> None:
-        """Raise ApiError unless a request names this model, or none."""
-        if name not in (None, _DEFAULT_NAME, self.name):
-            raise ApiError(
-                404,
-                f"there is no model {name!r:.200}; there is: {self.name}",
-                param="model",
-                code="model_not_found",
-            )
+    @property
+    def in_use(self) -> bool:
+        """Whether requests have it, or wait for it to be loaded."""
+        return self._users > 0
 
     def stalled(self, seconds: float) -> bool:
         """Whether there is work, without any progress for `seconds`."""
@@ -100,9 +126,11 @@ class ModelHost:
         """Load the model for the first time; if that fails, the next request tries again."""
         try:
             await self._get()
-        except Exception:  # cancelled, its thread still loads
+        except Exception as error:  # cancelled, its thread still loads
             self.starting, self.failed = False, True
+            LOG.error("%s cannot be loaded: %s", self.name, error)
             raise
+        LOG.info("%s is ready", self.name)
         self.starting = False
         self._plan_unloading()
 
@@ -110,16 +138,32 @@ class ModelHost:
     async def held(self) -> AsyncIterator[Hosted]:
         """Yield the model, loaded again if it was unloaded, and keep it in memory meanwhile.
 
-        Raises ApiError while the model is loaded for the first time.
+        Raises ApiError while the model is loaded for the first time, and any error of loading it.
         """
         if self.starting:
             raise busy(f"{self.name} is being loaded; ask again soon", _RETRY_SECONDS)
+        while not self._stays.is_set():
+            await self._stays.wait()
         self._users += 1
+        self._unused.clear()
         try:
             yield await self._get()
         finally:
             self._users -= 1
+            self.used = asyncio.get_running_loop().time()
+            if not self._users:
+                self._unused.set()
             self._plan_unloading()
+
+    async def unload(self) -> None:
+        """Unload the model once its requests have ended; later ones wait, and load it again."""
+        self._stays.clear()
+        try:
+            await self._unused.wait()
+            LOG.info("%s is unloaded; the next request loads it again", self.name)
+            await asyncio.to_thread(self._unload)
+        finally:
+            self._stays.set()
 
     def close(self) -> None:
         """Unload the model, even while it is in use."""
@@ -139,7 +183,8 @@ class ModelHost:
 
     async def _bring_in(self) -> Hosted:
         try:
-            self.loaded = await in_daemon_thread(self._load_in_thread)
+            async with self.room():
+                self.loaded = await in_daemon_thread(self._load_in_thread)
         finally:
             self._loading = None
         self.failed = False
@@ -156,7 +201,7 @@ class ModelHost:
             grammars = Grammars(model.tokenizer, model.target.vocab_size)
             if self.starting:  # later, no request waits for what it may not need
                 _prepare(grammars)
-            return Hosted(self.name, model, grammars)
+            return Hosted(self.name, model, grammars, self.more_room)
         finally:
             self.in_thread = False
             mx.clear_streams()  # a thread that ends and still has streams may abort the process
@@ -169,17 +214,22 @@ class ModelHost:
             self._idle = loop.call_later(self._unload_after, self._unload_idle)
 
     def _unload_idle(self) -> None:
-        if not self._users and self.loaded is not None:
+        if not self._users and self._stays.is_set() and self.loaded is not None:
             LOG.info("%s is unloaded; the next request loads it again", self.name)
             self._unload()
 
     def _unload(self) -> None:
-        if self.loaded is None:
+        loaded, self.loaded = self.loaded, None
+        if loaded is None:
             return
-        self.loaded.model.close()
-        self.loaded = None
+        loaded.model.close()
+        del loaded
         gc.collect()
         mx.clear_cache()
+
+
+async def _no_more_room() -> bool:
+    return False
 
 
 def _prepare(grammars: Grammars) -> None:

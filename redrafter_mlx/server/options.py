@@ -31,7 +31,8 @@ class ServerOptions:
     max_queue:       maximum number of answers that wait; further requests are refused
     max_body:        maximum size of a request in megabytes
     keep_alive:      seconds that an idle connection stays open
-    unload_after:    seconds without a request until the model leaves memory; None keeps it
+    unload_after:    seconds without a request until a model leaves memory; None keeps it
+    load_on_demand:  whether requests may name any model that is on this machine
     cache_dir, cache_bytes: where prompts that were read stay after the server has ended, and the
                      limit of that folder; as in EngineOptions
     """
@@ -46,6 +47,7 @@ class ServerOptions:
     max_body: int = 16
     keep_alive: int = 30
     unload_after: float | None = None
+    load_on_demand: bool = False
     cache_dir: str | None = None
     cache_bytes: int | None = None
     log_level: LogLevel = "info"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Semaphore
@@ -13,7 +14,8 @@ from starlette.types import Receive, Scope
 
 from redrafter_mlx.server.api_error import LOG, ApiError
 from redrafter_mlx.server.generation_request import GenerationRequest
-from redrafter_mlx.server.hosting import ModelHost
+from redrafter_mlx.server.hosting import Hosted, ModelHost
+from redrafter_mlx.server.models import Models
 from redrafter_mlx.server.options import ServerOptions
 from redrafter_mlx.server.tasks import Ending, client_gone, in_daemon_thread, race
 
@@ -34,20 +36,32 @@ class Reception:
     planning: room for requests that are planned at the same time
     """
 
-    host: ModelHost
+    models: Models
     options: ServerOptions
     ending: Ending
     planning: Semaphore = field(default_factory=partial(Semaphore, _MAX_PLANS))
 
-    async def read(self, schema: type[Asked], scope: Scope, receive: Receive) -> Asked:
-        """Read a request, and log the names of ignored fields; raises ApiError if it is wrong."""
+    async def read(
+        self, schema: type[Asked], scope: Scope, receive: Receive
+    ) -> tuple[Asked, ModelHost]:
+        """Read a request, and find its model; raises ApiError if something is wrong.
+
+        The names of ignored fields are logged.
+        """
         body = await _read_body(Request(scope, receive), self.options.max_body * _MEGABYTE)
         asked = schema.parse(body)
-        self.host.check_name(asked.model)
+        host = await self.models.find(asked.model)
         if ignored := asked.check_fields():
             names = ", ".join(ascii(name)[1:-1] for name in ignored)
             LOG.info("%s: ignored %.300s", scope["path"], names)
-        return asked
+        return asked, host
+
+    @contextlib.asynccontextmanager
+    async def held(self, host: ModelHost, receive: Receive) -> AsyncIterator[Hosted]:
+        """Yield a model, and keep it in memory meanwhile; waits for it as long as the client."""
+        async with contextlib.AsyncExitStack() as stack:
+            waits = stack.enter_async_context(host.held())
+            yield await race(waits, client_gone(receive), self.ending.reached())
 
     async def plan(self, work: Callable[[], T], receive: Receive) -> T:
         """Return the result of `work`, which for a long prompt takes seconds."""

@@ -25,6 +25,8 @@ from serving import host, running, wait_until_ready
 
 from redrafter_mlx.cli import main
 from redrafter_mlx.cli.launch.agents import AGENTS
+from redrafter_mlx.server.hosting import ModelHost
+from redrafter_mlx.server.models import Models
 
 PROGRAM = """#!{python}
 import json, os, sys
@@ -102,6 +104,21 @@ def test_an_agent_is_started_on_a_running_server(
         options = settings["provider"][provider]["options"]
         assert options == {"baseURL": f"{url}/v1", "apiKey": "se cret"}
         assert settings["provider"][provider]["models"][model]["limit"]["context"] == 4096
+
+
+def test_an_agent_may_use_any_model_of_a_running_server(launch: Run) -> None:
+    hosts = [ModelHost(name, lambda: Scripted(context=4096)) for name in ("tiny", "small")]
+    with running(Models(hosts)) as url:
+        wait_until_ready(url)
+        port = url.rpartition(":")[2]
+        for given, name in (([], "tiny"), (["--model", "small"], "small")):
+            _, started, shown = launch("claude", "--port", port, *given)
+            environment = started["environment"]
+            assert isinstance(environment, dict), shown
+            assert environment["ANTHROPIC_MODEL"] == name
+        status, _, shown = launch("claude", "--port", port, "--model", "large")
+    assert status == 1
+    assert "tiny, small" in shown
 
 
 @pytest.mark.parametrize("name", AGENTS)

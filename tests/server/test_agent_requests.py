@@ -21,6 +21,7 @@ from starlette.testclient import TestClient
 from waiting import wait_for
 
 from redrafter_mlx.server.app import create_app
+from redrafter_mlx.server.models import Models
 from redrafter_mlx.server.options import ServerOptions
 
 RECORDED = SUPPORT / "requests"
@@ -49,7 +50,7 @@ def writer() -> Scripted:
 
 @pytest.fixture(scope="module")
 def api(writer: Scripted) -> Iterator[TestClient]:
-    with TestClient(create_app(host(writer), ServerOptions()), "http://127.0.0.1") as api:
+    with TestClient(create_app(Models([host(writer)]), ServerOptions()), "http://127.0.0.1") as api:
         wait_for(lambda: api.get("/health").status_code == 200)
         yield api
 

@@ -18,6 +18,7 @@ from tool_writers import TOOLS, WRITERS, Writer
 from waiting import wait_for
 
 from redrafter_mlx.server.app import create_app
+from redrafter_mlx.server.models import Models
 from redrafter_mlx.server.options import ServerOptions
 
 ARGUMENTS = {
@@ -84,7 +85,7 @@ APIS: dict[str, tuple[dict[str, Any], Read]] = {
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[Scripted, TestClient]]:
     model = Scripted()
-    with TestClient(create_app(host(model), ServerOptions()), "http://127.0.0.1") as api:
+    with TestClient(create_app(Models([host(model)]), ServerOptions()), "http://127.0.0.1") as api:
         wait_for(lambda: api.get("/health").status_code == 200)
         yield model, api
 

@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 
 from redrafter_mlx.server.app import create_app
 from redrafter_mlx.server.hosting import ModelHost
+from redrafter_mlx.server.models import Models
 from redrafter_mlx.server.options import ServerOptions
 
 
@@ -49,7 +50,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def served() -> tuple[Page, dict[str, str]]:
     """The page of a server whose model is not loaded, and its HTTP headers."""
-    app = create_app(ModelHost("tiny", tiny_redrafter), ServerOptions())
+    app = create_app(Models([ModelHost("tiny", tiny_redrafter)]), ServerOptions())
     answer = TestClient(app, base_url="http://localhost").get("/")
     assert answer.status_code == 200
     return Page(answer.text), dict(answer.headers)

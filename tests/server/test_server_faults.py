@@ -41,6 +41,7 @@ from redrafter_mlx.server.admission import Gate  # noqa: E402
 from redrafter_mlx.server.api_error import ApiError  # noqa: E402
 from redrafter_mlx.server.app import create_app  # noqa: E402
 from redrafter_mlx.server.hosting import ModelHost  # noqa: E402
+from redrafter_mlx.server.models import Models  # noqa: E402
 from redrafter_mlx.server.options import ServerOptions  # noqa: E402
 from redrafter_mlx.server.tasks import ClientGoneError  # noqa: E402
 from redrafter_mlx.structured import plan  # noqa: E402
@@ -63,7 +64,7 @@ def api(model: Redrafter) -> Iterator[TestClient]:
 
 @contextlib.contextmanager
 def client(host: ModelHost, **options: object) -> Iterator[TestClient]:
-    app = create_app(host, ServerOptions(**options))  # type: ignore[arg-type]
+    app = create_app(Models([host]), ServerOptions(**options))  # type: ignore[arg-type]
     with TestClient(app, "http://127.0.0.1", raise_server_exceptions=False) as api:
         wait_for(lambda: api.get("/health").status_code == 200)
         yield api
@@ -302,12 +303,12 @@ def test_an_engine_that_fails_ends_its_requests_with_an_error_and_starts_anew(
     """The log has the exception, with the line that raised it."""
     sound, rounds = Scheduler.work, 0
 
-    def broken(scheduler: Scheduler) -> None:
+    def broken(scheduler: Scheduler, alone: bool) -> None:
         nonlocal rounds
         rounds += 1
         if rounds % 10 == 0:
             raise RuntimeError("[metal] failed")
-        sound(scheduler)
+        sound(scheduler, alone)
 
     monkeypatch.setattr(Scheduler, "work", broken)
     assert api.post(CHAT, json=ASKED).status_code == 500

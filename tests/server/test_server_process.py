@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import re
 import signal
 import socket
@@ -22,7 +23,9 @@ pytest.importorskip("starlette", reason="needs the extra `serve`")
 from places import SUPPORT  # noqa: E402
 from serving import figure, tiny_redrafter, wait_until_ready  # noqa: E402
 from waiting import DEADLINE, wait_for  # noqa: E402
+from weights_samples import gguf_metadata, gguf_tensors, llama_model, write_gguf  # noqa: E402
 
+from redrafter_mlx.cli import serve  # noqa: E402
 from redrafter_mlx.cli.main import run  # noqa: E402
 from redrafter_mlx.cli.terminal import one_line  # noqa: E402
 from redrafter_mlx.server import process as process_of_server  # noqa: E402
@@ -41,11 +44,27 @@ def served(
     `finish` seconds.
     """
     script = [sys.executable, str(SUPPORT / "serving.py")]
-    with subprocess.Popen(
-        [*script, str(port), str(after), str(let_go), str(finish)],
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with opened([*script, str(port), str(after), str(let_go), str(finish)]) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def command(*arguments: str, home: Path) -> Iterator[str]:
+    """Run a command that serves at a free port, with a home folder; yields the server's URL."""
+    own = {"HOME": home, "HF_HOME": home / "hub", "REDRAFTER_CACHE": home / "cache"}
+    environment = {**os.environ, **{name: str(path) for name, path in own.items()}}
+    line = [sys.executable, "-m", "redrafter_mlx.cli.main", *arguments, "--port", "0"]
+    with opened(line, environment) as (_, url):
+        yield url
+
+
+@contextlib.contextmanager
+def opened(
+    line: list[str], environment: dict[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Yield a process that serves, and its URL, once its model is in memory."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(line, stderr=pipe, text=True, env=environment) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
         try:
@@ -55,6 +74,55 @@ def served(
             yield process, found[0]
         finally:
             process.kill()
+
+
+def test_models_of_other_apps_are_loaded_when_a_request_names_them(tmp_path: Path) -> None:
+    """Any other file of this machine is none that a request may name."""
+    parts = gguf_metadata(), gguf_tensors(llama_model())
+    named = write_gguf(tmp_path / "named.gguf", *parts)
+    folder = tmp_path / "home" / ".lmstudio" / "models" / "org" / "repo"
+    folder.mkdir(parents=True)
+    write_gguf(folder / "tiny.gguf", *parts)
+    write_gguf(tmp_path / "other.gguf", *parts)
+    with command("serve", str(named), "--load-on-demand", home=tmp_path / "home") as url:
+        models = httpx.get(f"{url}/v1/models", timeout=DEADLINE).json()["data"]
+        states = {entry["id"]: entry["x_redrafter"]["state"] for entry in models}
+        assert states == {str(named): "loaded", "org/repo/tiny.gguf": "available"}
+        texts = []
+        for name, status in (
+            (str(named), 200), ("org/repo/tiny.gguf", 200), (str(tmp_path / "other.gguf"), 404),
+            ("smollm2-135m", 404),
+        ):  # fmt: skip
+            asked = {"model": name, "prompt": "hello", "max_tokens": 8}
+            answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=DEADLINE)
+            assert answer.status_code == status, answer.text
+            texts += [answer.json()["choices"][0]["text"]] if status == 200 else []
+        assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ([], ["smollm2-135m"]),
+        (["a"], ["a"]),
+        (["--model", "a"], ["a"]),
+        (["a", "b", "-m", "c"], ["a", "b", "c"]),
+    ],
+)
+def test_several_models_may_be_named(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], names: list[str]
+) -> None:
+    served = list[str]()
+    monkeypatch.setattr(serve, "run", lambda _, __, names: served.extend(names))
+    assert run(["serve", *arguments, "--offline"]) == 0
+    assert served == names
+
+
+def test_a_model_that_is_named_twice_is_an_error_in_one_line(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["serve", "a", "b", "a"]) == 1
+    assert re.fullmatch(r"error: .*'a'.*\n", capfd.readouterr().err)
 
 
 def test_after_kill_9_the_same_port_serves_the_same_answer() -> None:

@@ -35,6 +35,7 @@ from redrafter_mlx.cli.launch.agents import AGENTS, Served
 from redrafter_mlx.errors import EngineFailedError
 from redrafter_mlx.server.app import create_app
 from redrafter_mlx.server.hosting import ModelHost
+from redrafter_mlx.server.models import Models
 from redrafter_mlx.server.options import ServerOptions
 
 OLD, NEW, FOUND = "the old line", "the new line", "found-it-1234"
@@ -143,7 +144,7 @@ class Writer:
 def main(programs: Path, name: str, record: Path | None) -> None:
     case, writer, model = CASES[name], Writer(), Scripted()
     model.script = writer
-    recorder = Recorder(create_app(ModelHost("tiny", lambda: model), ServerOptions()))
+    recorder = Recorder(create_app(Models([ModelHost("tiny", lambda: model)]), ServerOptions()))
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(recorder, log_level="error"))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)

@@ -29,6 +29,7 @@ from redrafter_mlx.response import Response
 from redrafter_mlx.server import process
 from redrafter_mlx.server.app import create_app
 from redrafter_mlx.server.hosting import ModelHost
+from redrafter_mlx.server.models import Models
 from redrafter_mlx.server.options import ServerOptions
 
 CONTEXT = 2048
@@ -63,9 +64,10 @@ def host(model: Redrafter) -> ModelHost:
 
 
 @contextlib.contextmanager
-def running(host: ModelHost, **options: object) -> Iterator[str]:
+def running(served: ModelHost | Models, **options: object) -> Iterator[str]:
     """Run a server on a free port within the context; yields its URL."""
-    app = create_app(host, ServerOptions(**options))  # type: ignore[arg-type]
+    models = served if isinstance(served, Models) else Models([served])
+    app = create_app(models, ServerOptions(**options))  # type: ignore[arg-type]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
