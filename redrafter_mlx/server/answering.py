@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,6 +43,13 @@ class Emitted:
     @property
     def last(self) -> Response:
         return self.responses[-1]
+
+    @property
+    def by_token(self) -> Iterator[Emitted]:
+        """The same, token by token; only for what is counted by token."""
+        for i, response in enumerate(self.responses):
+            logprobs = None if self.logprobs is None else self.logprobs[i : i + 1]
+            yield Emitted(self.answer, [response], logprobs)
 
     @property
     def text(self) -> str:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from redrafter_mlx.engine.request import Request
 from redrafter_mlx.server.answering import Emitted
 from redrafter_mlx.server.hosting import Hosted
+from redrafter_mlx.server.logprobs import entries
 from redrafter_mlx.server.parts import AnswerParts
 from redrafter_mlx.server.record import Record
 from redrafter_mlx.server.reply import R, Reply
@@ -26,6 +27,7 @@ class SingleReply(Reply[R]):
     def __init__(self, asked: R, hosted: Hosted, arrived: float) -> None:
         super().__init__(asked, hosted, arrived)
         self._held, self._texts = "", False  # white space; whether a text is being written
+        self._logprobs = list[Json]()  # of tokens of which no part has come yet
 
     @abstractmethod
     def _planned(self) -> tuple[OutputPlan, int | None]:
@@ -51,10 +53,20 @@ class SingleReply(Reply[R]):
     def add(self, emitted: Emitted) -> list[Json]:
         self._record.add(emitted)
         events: list[Json] = []
-        for delta in self._parts.add(emitted):
-            for visible in self._without_white_space(delta):
-                events += self._take(visible)
+        for each in [emitted] if emitted.logprobs is None else emitted.by_token:
+            reasoning = self._parts.reasoning_tokens
+            deltas = self._parts.add(each)
+            if reasoning == self._parts.reasoning_tokens:
+                self._logprobs += entries(self._hosted, each)
+            for delta in deltas:
+                for visible in self._without_white_space(delta):
+                    events += self._take(visible)
         return [*events, *self._end()] if self._parts.finish_reason is not None else events
+
+    def _read_logprobs(self) -> list[Json]:
+        """Return the entries of the tokens of the text, or the call, that comes now."""
+        read, self._logprobs = self._logprobs, []
+        return read
 
     def _without_white_space(self, delta: Delta) -> Iterator[Delta]:
         if not delta.content:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import chain
 from typing import Annotated, Any, get_args
 
 import httpx2 as httpx
@@ -276,6 +277,63 @@ def test_a_required_call_is_a_call(client: openai.OpenAI) -> None:
         assert item.type == "function_call"
         assert item.name == "weather"
         assert json.loads(item.arguments)["n"] in (1, 2)
+
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+def rounded(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return entries whose numbers equal those of another batch, which rounds differently."""
+    near = [{**e, "logprob": pytest.approx(e["logprob"], abs=1e-4)} for e in entries]
+    return [{**e, "top_logprobs": rounded(e.get("top_logprobs", []))} for e in near]
+
+
+def test_log_probabilities_are_those_of_chat_completions_streamed_or_whole(
+    client: openai.OpenAI,
+) -> None:
+    sampled = {"model": "tiny", "temperature": 1.2, "extra_body": {"seed": 7}}
+    for drafts in (True, False):
+        sampled["extra_body"] = {"seed": 7, "x_redrafter": {"draft": drafts}}
+        chat = client.chat.completions.create(
+            **sampled, messages=ASKED, max_tokens=30, logprobs=True, top_logprobs=3
+        )
+        want = chat.to_dict()["choices"][0]["logprobs"]["content"]
+        given = {**sampled, "input": ASKED, "max_output_tokens": 30, "top_logprobs": 3}
+        given["include"] = [LOGPROBS]
+        whole = client.responses.create(**given).to_dict()
+        with client.responses.stream(**given) as stream:
+            events = [event.to_dict() for event in stream]
+        ((part,),) = [item["content"] for item in whole["output"]]
+        deltas = [e["logprobs"] for e in events if e["type"] == "response.output_text.delta"]
+        (done,) = [e for e in events if e["type"] == "response.output_text.done"]
+        (final,) = events[-1]["response"]["output"]
+        assert len(want) == 30
+        assert [*chain(*deltas)] == done["logprobs"] == final["content"][0]["logprobs"]
+        for entries in (part["logprobs"], done["logprobs"]):
+            assert rounded(entries) == rounded(want)
+        assert (part["text"], whole["top_logprobs"]) == (chat.choices[0].message.content, 3)
+    given["top_logprobs"] = 0
+    ((part,),) = [item["content"] for item in client.responses.create(**given).to_dict()["output"]]
+    assert rounded(part["logprobs"]) == rounded([{**entry, "top_logprobs": []} for entry in want])
+    given["include"] = []
+    ((part,),) = [item["content"] for item in client.responses.create(**given).to_dict()["output"]]
+    assert part["logprobs"] == []
+
+
+def test_log_probabilities_are_those_of_the_tokens_of_texts(written: str, writer: Scripted) -> None:
+    """Reasoning, calls and their marks have none; the end of the answer belongs to its text."""
+    says = f"<think>hm so</think>It is. {call('weather', city='Oslo')}"
+    for text, ended in ((says, ""), (says + "Well, done.", "<|im_end|>")):
+        events = answer(written, writer, text, include=[LOGPROBS], top_logprobs=1, tools=[TOOL])
+        items = events[-1]["response"]["output"]
+        messages = [item["content"][0] for item in items if item["type"] == "message"]
+        reported = ["".join(e["token"] for e in part["logprobs"]) for part in messages]
+        assert "|".join(reported) == "|".join(part["text"] for part in messages) + ended
+        for part in messages:
+            assert {e["logprob"] for e in part["logprobs"]} == {0.0}
+            assert [e["top_logprobs"][0]["token"] for e in part["logprobs"]] == [
+                e["token"] for e in part["logprobs"]
+            ]
 
 
 def test_each_mistake_names_the_parameter(client: openai.OpenAI) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from importlib import import_module
 
+import mlx.core as mx
 from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, TokenizerWrapper
 from tiny import CHAT_TEMPLATE, byte_tokenizer, random_model
 from tokenizers import AddedToken
@@ -83,8 +84,16 @@ class Scripted(Redrafter):
                 prompt_tps=1e6, cached_tokens=self.cached, generation_tokens=number + 1,
                 generation_tps=1e3, peak_memory=0.0, finish_reason=text.finish_reason,
                 steps=number // STEP, tokens_per_step=1.0, usual_shape=None, usual_nodes=None,
-                step=StepResult(step, ["model"] * len(step), [], [0], [0], PLAIN, 1),
+                step=StepResult(step, ["model"] * len(step), [], [0], [0], PLAIN, 1,
+                                log_probs=self._log_probs(step) if options.logprobs else None),
                 index=index, stop=text.stop,
             )  # fmt: skip
             if text.finish_reason is not None:
                 return
+
+    def _log_probs(self, tokens: list[int]) -> list[mx.array]:
+        """Return log-probabilities [V] of each token: 0 its own, that of token i -1 - i / 1000."""
+        others = -1 - mx.arange(self.target.vocab_size) / 1000
+        found = [mx.where(mx.arange(len(others)) == token, 0.0, others) for token in tokens]
+        mx.eval(found)
+        return found

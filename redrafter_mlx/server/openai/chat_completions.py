@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from redrafter_mlx.engine.request import Request
-from redrafter_mlx.server.answering import Emitted, TokenLogprob
+from redrafter_mlx.server.answering import Emitted
 from redrafter_mlx.server.api_error import ApiError, blamed_on
+from redrafter_mlx.server.logprobs import entries
 from redrafter_mlx.server.openai.reply import OpenAIReply
 from redrafter_mlx.server.openai.schemas import ChatRequest
 from redrafter_mlx.server.parts import AnswerParts
@@ -63,11 +64,10 @@ class ChatReply(OpenAIReply[ChatRequest]):
         deltas = self._parts[answer].add(emitted)
         choices = [self._choice(answer, _shown(delta)) for delta in deltas]
         if emitted.logprobs is not None:
-            pairs = zip(emitted.responses, emitted.logprobs, strict=True)
-            entries = [self._entry(response.token, read) for response, read in pairs]
-            self._logprobs[answer] += entries
+            new = entries(self._hosted, emitted)
+            self._logprobs[answer] += new
             choices = choices or [self._choice(answer)]
-            choices[0]["logprobs"] = {"content": entries, "refusal": None}
+            choices[0]["logprobs"] = {"content": new, "refusal": None}
         return choices
 
     def _choice(self, answer: int, delta: Json | None = None) -> Json:
@@ -88,16 +88,6 @@ class ChatReply(OpenAIReply[ChatRequest]):
             "logprobs": logprobs if self._asked.logprobs else None,
             "finish_reason": self.finish_reason(answer),
         }
-
-    def _entry(self, token: int, read: TokenLogprob) -> Json:
-        likeliest = [self._token(t, value) for t, value in read.likeliest]
-        return {**self._token(token, read.value), "top_logprobs": likeliest}
-
-    def _token(self, token: int, value: float) -> Json:
-        text = self._token_text(token)
-        raw = self._token_bytes(token, text)
-        known = None if raw is None else list(raw)
-        return {"token": text, "logprob": value, "bytes": known}
 
 
 def _shown(delta: Delta) -> Json:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from redrafter_mlx.engine.request import Request
 from redrafter_mlx.server.answering import Emitted
 from redrafter_mlx.server.api_error import ApiError, blamed_on
+from redrafter_mlx.server.logprobs import token_bytes, token_text
 from redrafter_mlx.server.openai.reply import OpenAIReply
 from redrafter_mlx.server.openai.schemas import CompletionRequest
 from redrafter_mlx.server.sse import Json
@@ -96,8 +97,8 @@ class CompletionReply(OpenAIReply[CompletionRequest]):
 
     def _token(self, token: int) -> tuple[str, bytes | None]:
         """Return a token's text and its bytes, None if they cannot be known."""
-        text = self._token_text(token)
-        return text, self._token_bytes(token, text)
+        text = token_text(self._hosted, token)
+        return text, token_bytes(self._hosted, token, text)
 
 
 def _name(text: str, raw: bytes | None) -> str:

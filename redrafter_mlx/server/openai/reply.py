@@ -119,12 +119,3 @@ class OpenAIReply(Reply[Asked]):
     def finish_reason(self, answer: int) -> str | None:
         """Return why an answer ended, in the API's terms; None if it has not ended."""
         return self.records[answer].last.finish_reason
-
-    def _token_bytes(self, token: int, text: str) -> bytes | None:
-        """Return the bytes of a token with this text; None if they cannot be known."""
-        if "\N{REPLACEMENT CHARACTER}" not in text:
-            return text.encode()
-        return self._hosted.grammars.bytes_of(token)  # it is part of a character
-
-    def _token_text(self, token: int) -> str:
-        return self._hosted.model.token_text.of([token])

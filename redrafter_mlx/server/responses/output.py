@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from redrafter_mlx.server.responses.items import encrypted
@@ -16,7 +16,7 @@ Kind = Literal["reasoning", "message"]
 
 _PARTS: dict[Kind, Json] = {
     "reasoning": {"type": "reasoning_text"},
-    "message": {"type": "output_text", "annotations": [], "logprobs": []},
+    "message": {"type": "output_text", "annotations": []},
 }
 _EVENTS: dict[Kind, str] = {
     "reasoning": "response.reasoning_text",
@@ -26,11 +26,12 @@ _EVENTS: dict[Kind, str] = {
 
 @dataclass
 class _Open:
-    """The item that is being written, and its text so far."""
+    """The item that is being written, its text so far, and log-probabilities of its tokens."""
 
     kind: Kind
     id: str
     text: str = ""
+    logprobs: list[Json] = field(default_factory=list)
 
     def item(self, status: str, content: list[Json]) -> Json:
         item: Json = {"id": self.id, "type": self.kind, "status": status, "content": content}
@@ -39,7 +40,8 @@ class _Open:
 
     @property
     def part(self) -> Json:
-        return {**_PARTS[self.kind], "text": self.text}
+        part = {**_PARTS[self.kind], "text": self.text}
+        return {**part, "logprobs": [*self.logprobs]} if self.kind == "message" else part
 
 
 class Output:
@@ -54,15 +56,18 @@ class Output:
         self.items: list[Json] = []
         self._open: _Open | None = None
 
-    def take(self, delta: Delta) -> Iterator[Json]:
-        """Take a part of the answer; yield its events, without their `sequence_number`."""
+    def take(self, delta: Delta, logprobs: list[Json]) -> Iterator[Json]:
+        """Take a part of the answer; yield its events, without their `sequence_number`.
+
+        logprobs: of the tokens of this part; those of a text alone are reported
+        """
         if delta.tool_call is not None:
             yield from self.close("completed")
             yield from self._call(delta.tool_call)
         if delta.reasoning:
-            yield from self._write("reasoning", delta.reasoning)
+            yield from self._write("reasoning", delta.reasoning, [])
         if delta.content:
-            yield from self._write("message", delta.content)
+            yield from self._write("message", delta.content, logprobs)
 
     def close(self, status: str) -> Iterator[Json]:
         """Complete the item that is being written, if there is one."""
@@ -73,7 +78,7 @@ class Output:
         inside: Json = {**at, "content_index": 0}
         done: Json = {**inside, "text": one.text}
         if one.kind == "message":
-            done["logprobs"] = []
+            done["logprobs"] = one.logprobs
         yield {"type": f"{_EVENTS[one.kind]}.done", **done}
         yield {"type": "response.content_part.done", **inside, "part": one.part}
         item = one.item(status, [one.part])
@@ -81,22 +86,28 @@ class Output:
             item["encrypted_content"] = encrypted(one.text)
         yield from self._done(item)
 
-    def finish(self, status: str) -> Iterator[Json]:
-        """Complete the last item; an answer without any has a message without text."""
+    def finish(self, status: str, logprobs: list[Json]) -> Iterator[Json]:
+        """Complete the last item; an answer without any has a message without text.
+
+        logprobs: of the tokens after its text, such as that which ends the answer
+        """
         if self._open is None and not self.items:
             yield from self._begin("message")
+        if logprobs and self._open is not None and self._open.kind == "message":
+            yield from self._write("message", "", logprobs)
         yield from self.close(status)
 
-    def _write(self, kind: Kind, text: str) -> Iterator[Json]:
+    def _write(self, kind: Kind, text: str, logprobs: list[Json]) -> Iterator[Json]:
         if self._open is None or self._open.kind != kind:
             yield from self.close("completed")
             yield from self._begin(kind)
         assert self._open is not None
         self._open.text += text
-        delta: Json = {"delta": text, "logprobs": []} if kind == "message" else {"delta": text}
+        self._open.logprobs += logprobs
+        more: Json = {"logprobs": logprobs} if kind == "message" else {}
         yield {
             "type": f"{_EVENTS[kind]}.delta", "item_id": self._open.id,
-            "output_index": len(self.items), "content_index": 0, **delta,
+            "output_index": len(self.items), "content_index": 0, "delta": text, **more,
         }  # fmt: skip
 
     def _begin(self, kind: Kind) -> Iterator[Json]:

@@ -10,7 +10,7 @@ from redrafter_mlx.server.api_error import ApiError, blamed_on
 from redrafter_mlx.server.hosting import Hosted
 from redrafter_mlx.server.responses.items import messages_of
 from redrafter_mlx.server.responses.output import Output
-from redrafter_mlx.server.responses.schema import ENCRYPTED, ResponsesRequest
+from redrafter_mlx.server.responses.schema import ENCRYPTED, LOGPROBS, ResponsesRequest
 from redrafter_mlx.server.responses.tools import ToolSet
 from redrafter_mlx.server.single_reply import SingleReply
 from redrafter_mlx.server.sse import Framing, Json
@@ -32,6 +32,8 @@ class ResponsesReply(SingleReply[ResponsesRequest]):
 
     def _planned(self) -> tuple[OutputPlan, int | None]:
         asked, hosted = self._asked, self._hosted
+        if asked.top_logprobs and asked.alternatives is None:
+            raise ApiError(400, f"top_logprobs needs include: [{LOGPROBS!r}]", param="top_logprobs")
         messages = messages_of(asked.input, asked.instructions, self._tools)
         with blamed_on("input", self._renamed):
             plan = plan_output(
@@ -72,10 +74,11 @@ class ResponsesReply(SingleReply[ResponsesRequest]):
         return self._response(self._status, usage=self._usage)
 
     def _take(self, delta: Delta) -> Iterable[Json]:
-        return map(self._numbered, self._output.take(delta))
+        return map(self._numbered, self._output.take(delta, self._read_logprobs()))
 
     def _end(self) -> Iterable[Json]:
-        yield from map(self._numbered, self._output.finish(self._status))
+        last = self._output.finish(self._status, self._read_logprobs())
+        yield from map(self._numbered, last)
         yield self._with_response(f"response.{self._status}", self._status, usage=self._usage)
 
     @property
@@ -113,6 +116,7 @@ class ResponsesReply(SingleReply[ResponsesRequest]):
             "text": {"format": asked.text.format or {"type": "text"}},
             "tool_choice": asked.tool_choice or "auto",
             "tools": asked.tools,
+            "top_logprobs": asked.top_logprobs,
             "top_p": asked.top_p,
             "truncation": "disabled",
             "usage": None,

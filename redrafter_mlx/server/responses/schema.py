@@ -7,13 +7,16 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
-from redrafter_mlx.server.fields import Limit, ThinkingBudget, as_list
+from redrafter_mlx.server.fields import Int, Limit, ThinkingBudget, as_list
 from redrafter_mlx.server.generation_request import GenerationRequest
 from redrafter_mlx.server.responses.tools import ToolSet
 from redrafter_mlx.server.schema import Schema
 
 ENCRYPTED = "reasoning.encrypted_content"
 """What `include` has for reasoning that the client sends back with the conversation."""
+
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` has for log-probabilities of the tokens of texts."""
 
 _STORED = "this server stores nothing: send the whole conversation as input"
 
@@ -36,13 +39,12 @@ class ResponsesRequest(GenerationRequest):
         "conversation": _STORED,
         "prompt": "this server has no stored prompts: send the text as input",
         "background": "ask for a stream",
-        "top_logprobs": "POST /v1/chat/completions reports them",
         "n": "send several requests",
         "max_tokens": "its name here is max_output_tokens",
         "messages": "their name here is input",
         "response_format": "its name here is text.format",
     }
-    harmless: ClassVar[Mapping[str, object]] = {"background": False, "top_logprobs": 0, "n": 1}
+    harmless: ClassVar[Mapping[str, object]] = {"background": False, "n": 1}
 
     input: str | list[dict[str, Any]] = Field(min_length=1)
     instructions: str | None = None
@@ -53,6 +55,7 @@ class ResponsesRequest(GenerationRequest):
     tools: list[dict[str, Any]] = Field([], max_length=256)
     tool_choice: str | dict[str, Any] | None = None
     include: list[str] = []
+    top_logprobs: Int = Field(0, ge=0, le=20)
     store: bool = False
     prompt_cache_key: str | None = None
     client_metadata: dict[str, Any] | None = None
@@ -67,6 +70,10 @@ class ResponsesRequest(GenerationRequest):
     @property
     def stops(self) -> tuple[str, ...]:
         return tuple(self.stop)
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.top_logprobs if LOGPROBS in self.include else None
 
     @property
     def thinking(self) -> bool | None:
