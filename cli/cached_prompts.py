@@ -29,7 +29,7 @@ def command(
     ] = None,
     as_json: opt.Json = False,
 ) -> None:
-    """List the prompts that `serve --cache-dir` keeps for after a restart, or remove them.
+    """List what `serve --cache-dir` keeps of prompts for after a restart, or remove it.
 
     They hold what was typed, and only their owner can read them. On a terminal, clear asks first.
     """

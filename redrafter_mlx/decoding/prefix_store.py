@@ -61,13 +61,48 @@ class StoredFile:
 
 
 def stored_files(folder: Path) -> list[StoredFile]:
-    """Return the files of all setups in a folder, the last used first."""
+    """Return the files of all setups in a folder, earlier texts included, the last used first."""
     found = []
-    for path in folder.glob("*/*.safetensors"):
+    for path in [*folder.glob("*/*.safetensors"), *folder.glob("*/texts-*.bin")]:
         with contextlib.suppress(FileNotFoundError):  # another process removes some
             stat = path.stat()
             found.append(StoredFile(path, stat.st_size, stat.st_mtime))
     return sorted(found, key=lambda file: file.used, reverse=True)
+
+
+def private_folder(root: Path, setup: str) -> Path:
+    """Return the folder of a setup below `root`, made for its owner alone.
+
+    Raises BadInputError if it cannot be used.
+    """
+    folder = root / hashlib.sha256(setup.encode()).hexdigest()[:32]
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = root.stat().st_uid
+        with contextlib.suppress(PermissionError):
+            root.chmod(0o700)
+    except OSError as error:
+        raise BadInputError(f"{root} cannot hold prompts: {error.strerror}") from None
+    if owner != os.getuid():
+        raise BadInputError(
+            f"{root} belongs to another user, who could read what you type; name another folder"
+        )
+    return folder
+
+
+def make_room(root: Path, nbytes: int, max_bytes: int) -> None:
+    """Remove the files that were used least recently, of all setups, until there is room.
+
+    Raises OSError if there never is.
+    """
+    if nbytes > max_bytes:
+        raise OSError(f"it takes {nbytes} bytes, more than the limit of {max_bytes}")
+    files = stored_files(root)
+    total = nbytes + sum(file.nbytes for file in files)
+    for file in reversed(files):
+        if total > max_bytes:
+            file.path.unlink(missing_ok=True)
+            total -= file.nbytes
 
 
 class PrefixStore:
@@ -79,19 +114,7 @@ class PrefixStore:
     def __init__(self, folder: Path, max_bytes: int, setup: str) -> None:
         """`max_bytes`: of all setups in the folder. Raises BadInputError if it cannot be used."""
         self._root, self._max_bytes = folder, max_bytes
-        self._folder = folder / hashlib.sha256(setup.encode()).hexdigest()[:32]
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            owner = folder.stat().st_uid
-            with contextlib.suppress(PermissionError):
-                folder.chmod(0o700)
-        except OSError as error:
-            raise BadInputError(f"{folder} cannot hold prompts: {error.strerror}") from None
-        if owner != os.getuid():
-            raise BadInputError(
-                f"{folder} belongs to another user, who could read what you type; "
-                f"name another folder"
-            )
+        self._folder = private_folder(folder, setup)
         remove_abandoned(self._folder.glob(".*.safetensors"))
         self._known: dict[Path, Tokens] = {}
         self._writer = ThreadPoolExecutor(1, "prefixes")
@@ -145,7 +168,7 @@ class PrefixStore:
         name = f"{hashlib.sha256(tokens.tobytes()).hexdigest()[:32]}"
         partial = self._folder / f".{os.getpid()}-{threading.get_ident()}.{name}.safetensors"
         try:
-            self._make_room(sum(a.nbytes for a in arrays.values()))
+            make_room(self._root, sum(a.nbytes for a in arrays.values()), self._max_bytes)
             with name_in_errors(partial):
                 partial.touch(mode=0o600)
                 mx.save_safetensors(str(partial), {**arrays, "tokens": mx.array(tokens)}, facts)
@@ -162,17 +185,6 @@ class PrefixStore:
         for path, tokens in [*self._known.items()]:
             if len(tokens) < len(text) and common_prefix(tokens, text) == len(tokens):
                 path.unlink(missing_ok=True)
-
-    def _make_room(self, nbytes: int) -> None:
-        """Remove the files that were used least recently, of all setups, until there is room."""
-        if nbytes > self._max_bytes:
-            raise OSError(f"it takes {nbytes} bytes, more than the limit of {self._max_bytes}")
-        files = stored_files(self._root)
-        total = nbytes + sum(file.nbytes for file in files)
-        for file in reversed(files):
-            if total > self._max_bytes:
-                file.path.unlink(missing_ok=True)
-                total -= file.nbytes
 
     def _look(self) -> None:
         """Take in the files that processes have written, and drop those that are gone."""

@@ -35,6 +35,29 @@ class Continuation(NamedTuple):
         return sum(map(math.exp, self.log_probs))
 
 
+class EarlierState(NamedTuple):
+    """What a drafter on the host keeps of earlier texts.
+
+    texts:  their tokens, the oldest text first
+    trials: hits and trials of its matches, in the drafter's own order
+    """
+
+    texts: abc.Sequence[abc.Sequence[int]]
+    trials: abc.Sequence[tuple[float, float]]
+
+
+class KeepsEarlier(Protocol):
+    """Keeps earlier texts, which can be kept on disk."""
+
+    def state(self) -> EarlierState:
+        """Return a copy of what is kept now."""
+        ...
+
+    def restore(self, state: EarlierState) -> None:
+        """Take over what another process kept."""
+        ...
+
+
 class ContinuationSource(Protocol):
     """Finds continuations of one text, of which it is shown every token, in order."""
 
@@ -80,6 +103,11 @@ class HostDrafter(Protocol):
 
         A request that keeps nothing for others (`cache_prompt=False`) is drafted for without it.
         """
+        ...
+
+    @property
+    def earlier(self) -> KeepsEarlier | None:
+        """What keeps these texts; None if it keeps none."""
         ...
 
     def begin(self) -> ContinuationSource:

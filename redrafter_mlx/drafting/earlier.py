@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
-from redrafter_mlx.drafting.continuation import Continuation
+from redrafter_mlx.drafting.continuation import Continuation, EarlierState
 
 _KEY, _SHORTEST, _LONG, _COMPARED = 3, 4, 8, 32
 """Number of tokens by which a text is indexed, of the shortest match, of a long one, which needs no
@@ -47,10 +47,12 @@ class _Match(NamedTuple):
 class _Text:
     """A text with an index of its n-grams."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: Sequence[int] = ()) -> None:
         self.tokens = array("i")
         self._latest: dict[tuple[int, ...], int] = {}  # the latest end of each n-gram
         self._before = array("i")  # by position: where its n-gram ended before, or -1
+        for token in tokens:
+            self.append(token)
 
     def append(self, token: int) -> None:
         self.tokens.append(token)
@@ -92,8 +94,25 @@ class EarlierTexts:
         """Maximum host memory of the texts that have ended."""
         return self.max_tokens * self.bytes_per_token
 
+    @property
+    def earlier(self) -> EarlierTexts:
+        return self
+
     def begin(self) -> EarlierSource:
         return EarlierSource(self)
+
+    def state(self) -> EarlierState:
+        """Return a copy of the texts; only the engine's thread may call it."""
+        trials = [(hits, trials) for hits, trials in self.trials.values()]
+        return EarlierState([text.tokens[:] for text in self.texts], trials)
+
+    def restore(self, state: EarlierState) -> None:
+        """Put texts before those that are here; the record of matches is that of `state`."""
+        earlier = [_Text(tokens) for tokens in state.texts]
+        self.texts.extendleft(reversed(earlier))
+        if len(state.trials) == len(self.trials):
+            self.trials = {n: [*t] for n, t in zip(self.trials, state.trials, strict=True)}
+        self.trim()
 
     def trim(self) -> None:
         """Drop the oldest texts, as far as there are too many."""

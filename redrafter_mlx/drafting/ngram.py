@@ -58,6 +58,7 @@ class Lookup:
     name: ClassVar[str] = "lookup"
     bytes_per_token: ClassVar[int] = 256  # 8 MB for 32,768 tokens
     kept_bytes: ClassVar[int] = 0
+    earlier: ClassVar[None] = None
 
     @classmethod
     def beside(cls, drafter: bool) -> Lookup:

@@ -25,7 +25,7 @@ from redrafter_mlx.engine.core import EngineCore, EngineStatus
 from redrafter_mlx.engine.exactness import check_once
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
-from redrafter_mlx.engine.prefixes import prefix_store
+from redrafter_mlx.engine.prefixes import EarlierOnDisk, prefix_store
 from redrafter_mlx.engine.prompt import Prompt, PromptEncoder, context_length_of
 from redrafter_mlx.engine.request import Answer, Request
 from redrafter_mlx.engine.scheduler import Scheduler
@@ -122,9 +122,18 @@ class Redrafter:
             self.tokenizer, target.vocab_size, context_length_of(model, source), self._memory
         )
         store = prefix_store(self.limits, self.target, self.drafter)
+        earlier = EarlierOnDisk(self.limits, self.target, self.host_drafters)
         self.keeper = keeper
-        parts_of_scheduler = self.target, self.tuning, self.limits, self._memory, store, keeper
-        scheduler = partial(Scheduler, *parts_of_scheduler)
+        scheduler = partial(
+            Scheduler,
+            self.target,
+            self.tuning,
+            self.limits,
+            self._memory,
+            store,
+            keeper,
+            earlier,
+        )
         self._core = EngineCore(scheduler, self.target.lock, self.thread)
         weakref.finalize(self, self._core.close)
 

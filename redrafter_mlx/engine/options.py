@@ -19,7 +19,8 @@ class EngineOptions:
                   a longer text is not kept; None is a share of the memory
     memory_bytes: limit of all that MLX holds in this process, other models too; None is the
                   machine's own
-    cache_dir:    folder that keeps those texts' caches when the process has ended; None keeps none
+    cache_dir:    folder that keeps those texts' caches when the process has ended, and the texts
+                  that drafts are copied from; None keeps none
     cache_bytes:  limit of that folder; None is a tenth of the disk's free room
     """
 

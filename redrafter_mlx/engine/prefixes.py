@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from redrafter_mlx.decoding.prefix_cache import PrefixCache, common_prefix
 from redrafter_mlx.decoding.prefix_store import PrefixStore, StoredPrefix
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
+from redrafter_mlx.decoding.text_store import TextStore
+from redrafter_mlx.drafting.continuation import HostDrafter, KeepsEarlier
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.request import Answer
@@ -37,16 +39,51 @@ def prefix_store(
 
     What it holds serves the same weights, on the same machine, with the same versions alone.
     """
-    folder, limit = options.cache_dir, options.cache_bytes
+    folder = options.cache_dir
     if folder is None:
         return None
     label, modules = ("", ()) if drafter is None else (drafter.label, drafter.modules)
     setup = setup_of(target.model, target, label).key
     return PrefixStore(
         folder,
-        free_disk(folder) // _DISK_SHARE if limit is None else limit,
+        _disk_limit(options),
         f"{setup} {values_hash(target.model, *modules)}",
     )
+
+
+class EarlierOnDisk:
+    """Keeps the earlier texts of a model's drafters on disk, if the options ask for it."""
+
+    def __init__(
+        self, options: EngineOptions, target: Target, host_drafters: Sequence[HostDrafter]
+    ) -> None:
+        """Load what there is; raises BadInputError if the folder cannot be used."""
+        self._stores: list[tuple[KeepsEarlier, TextStore]] = []
+        folder = options.cache_dir
+        for one in host_drafters:
+            if folder is not None and (keeper := one.earlier) is not None:
+                setup = f"{one.name} texts {values_hash(target.model)}"
+                store = TextStore(folder, _disk_limit(options), setup, target.vocab_size)
+                if (kept := store.load()) is not None:
+                    keeper.restore(kept)
+                self._stores.append((keeper, store))
+
+    def save(self) -> None:
+        """Write the texts, in another thread; only the engine's thread may call it."""
+        for keeper, store in self._stores:
+            if (kept := keeper.state()).texts:
+                store.save(kept)
+
+    def close(self) -> None:
+        """Wait until all is written."""
+        for _, store in self._stores:
+            store.close()
+
+
+def _disk_limit(options: EngineOptions) -> int:
+    assert options.cache_dir is not None
+    given = options.cache_bytes
+    return free_disk(options.cache_dir) // _DISK_SHARE if given is None else given
 
 
 class Prefixes:

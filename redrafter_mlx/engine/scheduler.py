@@ -24,7 +24,7 @@ from redrafter_mlx.decoding.proposal import FixedPolicy, Policy
 from redrafter_mlx.decoding.sequence import Status
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
-from redrafter_mlx.engine.prefixes import Prefixes
+from redrafter_mlx.engine.prefixes import EarlierOnDisk, Prefixes
 from redrafter_mlx.engine.prompt_reader import PromptReader
 from redrafter_mlx.engine.request import Answer
 from redrafter_mlx.errors import RedrafterError
@@ -57,10 +57,12 @@ class Scheduler:
         memory: MemoryBudget,
         store: PrefixStore | None = None,
         keeper: TextKeeper | None = None,
+        earlier: EarlierOnDisk | None = None,
     ) -> None:
         self._target, self._tuning, self._keeper = target, tuning, keeper
         self._options, self._memory = options, memory
         self._prefixes = Prefixes(self._memory.prefix_bytes, store)
+        self._earlier = earlier
         self._memory.pool.add(self)
         self._open: set[Answer] = set()  # all that have not been told of their end
         self._waiting: list[Answer] = []
@@ -309,5 +311,7 @@ class Scheduler:
         if self._tuning is not None:
             for policy in ended:
                 self._tuning.record(policy)
+        if over and self._earlier is not None:
+            self._earlier.save()
         if idle:
             mx.clear_cache()

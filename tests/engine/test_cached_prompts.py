@@ -12,24 +12,28 @@ import pytest
 
 from redrafter_mlx.cli import main
 from redrafter_mlx.decoding.prefix_store import PrefixStore, StoredPrefix
+from redrafter_mlx.decoding.text_store import TextStore
+from redrafter_mlx.drafting.continuation import EarlierState
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache with two prompts, and a file of somebody's."""
+    """A cache with a prompt, earlier texts, and a file of somebody's."""
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
     store = PrefixStore(tmp_path / "prompts", 10**9, "model")
-    for n in range(2):
-        array = mx.zeros((n + 1, 1000))
-        mx.eval(array)
-        store.save(StoredPrefix(np.arange(n, 400 + n), ((array,),), 400, 400))
+    array = mx.zeros((1, 1000))
+    mx.eval(array)
+    store.save(StoredPrefix(np.arange(400), ((array,),), 400, 400))
     store.close()
+    texts = TextStore(tmp_path / "prompts", 10**9, "texts", 500)
+    texts.save(EarlierState([[*range(400)]], []))
+    texts.close()
     (tmp_path / "prompts" / "notes.txt").write_text("mine")
     return tmp_path / "prompts"
 
 
 def test_prompts_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = sorted(folder.glob("*/*.safetensors"))
+    files = sorted(folder.glob("*/*"))
     assert main.run(["cache", "list", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert sorted(one["path"] for one in shown) == [*map(str, files)]

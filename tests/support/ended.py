@@ -7,7 +7,9 @@ from redrafter_mlx.engine.engine import Redrafter
 
 def ended(redrafter: Redrafter) -> None:
     """End an engine, with all that it writes."""
-    store = redrafter._core._scheduler._prefixes._store
+    scheduler = redrafter._core._scheduler
+    store, earlier = scheduler._prefixes._store, scheduler._earlier
     redrafter.close()
-    if store is not None:
-        store.close()
+    for one in (store, earlier):
+        if one is not None:
+            one.close()
