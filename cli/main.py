@@ -15,7 +15,6 @@ from redrafter_mlx.cli import (
     doctor,
     export,
     generate,
-    learn,
     models,
     quality,
     serve,
@@ -27,6 +26,7 @@ from redrafter_mlx.cli.bench import command as bench
 from redrafter_mlx.cli.bench import serve as bench_serve
 from redrafter_mlx.cli.chat import command as chat
 from redrafter_mlx.cli.launch import command as launch
+from redrafter_mlx.cli.learn import command as learn
 from redrafter_mlx.cli.terminal import (
     INTERRUPTED,
     check_text,

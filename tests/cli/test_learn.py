@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import plistlib
+import subprocess
 from pathlib import Path
 
 import pytest
-from learning_samples import append_many
+from learning_samples import append_many, chained_target, keep_chains
 
 from redrafter_mlx.cli import main
+from redrafter_mlx.cli.learn import at_night
 from redrafter_mlx.learning.folder import LearningFolder
 from redrafter_mlx.learning.versions import LearningRun, add_version, bring_into_use, record_run
+from redrafter_mlx.loading import target
 
 
 @pytest.fixture
@@ -71,7 +76,9 @@ def test_forget_leaves_nothing(folder: LearningFolder, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--undo", "--forget"], "--undo"),
+        (["--undo", "--forget"], "--undo and --forget"),
+        (["--minutes", "0"], "minutes is 0"),
+        (["--plot"], "nothing was learned for tiny yet"),
         (["/no/such/model", "--status"], "/no/such/model"),
         (["/no/such/model", "--forget"], "/no/such/model"),
     ],
@@ -85,3 +92,70 @@ def test_a_mistake_is_one_line_and_changes_nothing(
     assert named in err
     assert err.count("\n") == 1
     assert sorted(folder.path.rglob("*")) == before
+
+
+def test_a_run_says_what_it_brought_and_a_second_one_that_nothing_is_new(
+    folder: LearningFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = chained_target()
+    folder.forget()
+    keep_chains(loaded)
+    monkeypatch.setattr(target, "load_target", lambda *_, **__: loaded)
+    assert main.run(["learn", "tiny", "--minutes", "0.1"]) == 0
+    out = capsys.readouterr().out
+    assert "tokens/step" in out
+    assert "version 0001 is used from the next start on" in out
+    assert main.run(["learn", "tiny"]) == 0
+    assert "no answer was kept since" in capsys.readouterr().out
+    assert main.run(["learn", "tiny", "--undo"]) == 0
+
+
+def test_a_plot_of_the_runs_is_drawn(
+    folder: LearningFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    learned(folder, newest=3.0)
+    record_run(folder, LearningRun(2e9, 9, 70, 60.0, (2.5, 2.4)))
+    assert main.run(["learn", "tiny", "--plot"]) == 0
+    path = Path(capsys.readouterr().out.strip())
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_entry_for_cron_is_one_line_that_a_shell_can_read(
+    folder: LearningFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    assert main.run(["learn", "a model", "--at-night", "--minutes", "20"]) == 0
+    captured = capsys.readouterr()
+    (line,) = captured.out.splitlines()
+    assert "crontab -e" in captured.err
+    *when, command = line.split(" ", 5)
+    assert when == ["0", "3", "*", "*", "*"]
+    assert "learn 'a model' --minutes 20" in command
+    assert f"REDRAFTER_CACHE={folder.path.parent.parent}" in command
+    subprocess.run(["sh", "-n", "-c", command], check=True)
+
+
+@pytest.mark.parametrize(
+    ("power", "idle", "learns"),
+    [("AC Power", 901, True), ("AC Power", 12, False), ("Battery Power", 901, False)],
+)
+def test_a_mac_learns_while_it_is_idle_and_on_mains_power(
+    folder: LearningFolder, tmp_path: Path, power: str, idle: int, learns: bool
+) -> None:
+    """With programs of a Mac that say what the case asks for."""
+    del folder
+    nanoseconds = f'"HIDIdleTime" = {idle}000000000'
+    for name, said in (("pmset", f"Now drawing from '{power}'"), ("ioreg", nanoseconds),
+                       ("redrafter-mlx", "learned")):  # fmt: skip
+        (tmp_path / name).write_text(f"#!/bin/sh\ncat <<'E'\n{said}\nE\n")
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", path)
+        text, how = at_night.entry("tiny", 10.0, "darwin")
+        agent = plistlib.loads(text.encode())
+        done = subprocess.run(agent["ProgramArguments"], capture_output=True, text=True)
+    assert "launchctl" in how
+    assert ("learned" in done.stdout) is learns
+    assert agent["StartCalendarInterval"]["Hour"] == 3

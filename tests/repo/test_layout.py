@@ -68,6 +68,7 @@ FLOORS = {
         "hours",
         "preflight",
         "run",
+        "learn",
     ),
 }
 """The same order within a package that has folders."""

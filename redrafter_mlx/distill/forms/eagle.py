@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 import mlx.core as mx
 import numpy as np
@@ -27,7 +28,7 @@ from redrafter_mlx.distill.forms.whole_texts import WholeTextStudent
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafting.drafter_files import DrafterFiles
 from redrafter_mlx.drafting.published.heads.eagle import EAGLE3, EagleDrafter
-from redrafter_mlx.drafting.published.heads.eagle_config import EagleConfig
+from redrafter_mlx.drafting.published.heads.eagle_config import EagleConfig, read_eagle_three
 from redrafter_mlx.drafting.published.heads.eagle_files import (
     LAYER_CONFIG,
     save_eagle,
@@ -84,6 +85,10 @@ class EagleRecipe(Recipe):
             fc_norm=True,
         )
         return cls(config, name, fingerprint)
+
+    @classmethod
+    def of_files(cls, files: DrafterFiles, target: Target, name: str, fingerprint: str) -> Self:
+        return cls(read_eagle_three(files, target), name, fingerprint)
 
     @property
     def record(self) -> dict[str, object]:

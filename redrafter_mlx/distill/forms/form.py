@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -37,6 +37,9 @@ from redrafter_mlx.target_model.model import Target
 
 _PART = 1 << 24
 """Bytes of a file of weights that are in memory at once while they are hashed."""
+
+DRAFTS = 3
+"""Drafts in a row, where a drafter's files do not say for how many it was trained."""
 
 BatchLoss: TypeAlias = Callable[[], mx.array]
 """A function that computes the loss of one batch at the network's current weights."""
@@ -133,6 +136,14 @@ class Recipe(ABC):
     target: str | None
     fingerprint: str | None
 
+    @classmethod
+    @abstractmethod
+    def of_files(cls, files: DrafterFiles, target: Target, name: str, fingerprint: str) -> Self:
+        """Return the recipe of a drafter's files, for training it further.
+
+        Raises MismatchError or DamagedFileError for files that do not fit the target.
+        """
+
     @property
     @abstractmethod
     def record(self) -> dict[str, object]:
@@ -147,6 +158,11 @@ class Recipe(ABC):
     def context_layers(self) -> tuple[int, ...]:
         """Layers of the target whose inputs it reads in addition to the last hidden state."""
         return ()
+
+    @property
+    def drafts(self) -> int:
+        """Number of drafts in a row that drafters of this configuration are trained for."""
+        return DRAFTS
 
     @property
     def output_size(self) -> int:

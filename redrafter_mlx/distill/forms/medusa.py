@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Self
 
 import mlx.core as mx
 import numpy as np
@@ -54,6 +55,15 @@ class MedusaRecipe(PositionRecipe):
             output_size=V if size == "all" else min(size, V),
         )
         return cls(config, name, fingerprint)
+
+    @classmethod
+    def of_files(cls, files: DrafterFiles, target: Target, name: str, fingerprint: str) -> Self:
+        config = medusa_config(files, target.hidden_size, target.vocab_size)
+        return cls(config, name, fingerprint)
+
+    @property
+    def drafts(self) -> int:
+        return self.config.heads
 
     @property
     def record(self) -> dict[str, object]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import mlx.core as mx
 import numpy as np
@@ -53,6 +54,11 @@ class MtpRecipe(Recipe):
     def of(cls, target: Target, name: str, fingerprint: str) -> MtpRecipe:
         config = MtpConfig.of(target, centred=True, normed_again=True)
         return cls(config, name, fingerprint, target)
+
+    @classmethod
+    def of_files(cls, files: DrafterFiles, target: Target, name: str, fingerprint: str) -> Self:
+        del files
+        return cls(MtpConfig.of(target, centred=True, normed_again=True), name, fingerprint, target)
 
     @property
     def record(self) -> dict[str, object]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import mlx.core as mx
 import numpy as np
@@ -12,7 +14,7 @@ from mlx.utils import tree_flatten
 from redrafter_mlx.distill.corpus.examples import choose_vocabulary, lay_out
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.drafter_forms import RecurrentForm
-from redrafter_mlx.distill.forms.form import Student, chosen_layers
+from redrafter_mlx.distill.forms.form import DRAFTS, Student, chosen_layers
 from redrafter_mlx.distill.forms.fresh_weights import (
     context_rms,
     embedding_rms,
@@ -67,6 +69,16 @@ class RecurrentRecipe(PositionRecipe):
                 draft_length=draft_length,
             )
         )
+
+    @classmethod
+    def of_files(cls, files: DrafterFiles, target: Target, name: str, fingerprint: str) -> Self:
+        del target
+        config = read_config(files.folder)
+        return cls(replace(config, target=name, target_fingerprint=fingerprint))
+
+    @property
+    def drafts(self) -> int:
+        return self.config.draft_length or DRAFTS
 
     @property
     def record(self) -> dict[str, object]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from redrafter_mlx.distill.drafter_forms import (
     DrafterForm,
     EagleForm,
@@ -16,7 +18,19 @@ from redrafter_mlx.distill.forms.medusa import MedusaRecipe
 from redrafter_mlx.distill.forms.mtp import MtpRecipe
 from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe
 from redrafter_mlx.distill.forms.speculator import SpeculatorRecipe
+from redrafter_mlx.drafting.drafter_files import open_files
+from redrafter_mlx.drafting.forms import find_form
+from redrafter_mlx.drafting.recognition import holds_mtp
+from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target_model.model import Target
+
+_RECIPES: tuple[type[Recipe], ...] = (
+    RecurrentRecipe,
+    MedusaRecipe,
+    SpeculatorRecipe,
+    EagleRecipe,
+    MtpRecipe,
+)
 
 
 def recipe_for(
@@ -37,3 +51,22 @@ def recipe_for(
             return EagleRecipe.of(form, target, name, fingerprint)
         case MtpForm():
             return MtpRecipe.of(target, name, fingerprint)
+
+
+def recipe_of_folder(folder: Path, target: Target, name: str, fingerprint: str) -> Recipe:
+    """Return the recipe of the drafter in a folder, or in the target's own, to train it further.
+
+    Raises BadInputError, naming the forms that are trained here, for any other; and as
+    `Recipe.of_files`.
+    """
+    if holds_mtp(folder):
+        return MtpRecipe.of(target, name, fingerprint)
+    files = open_files(folder)
+    form = find_form(files)
+    for kind in _RECIPES:
+        if kind.published is form:
+            return kind.of_files(files, target, name, fingerprint)
+    trained = ", ".join(kind.published.name for kind in _RECIPES)
+    raise BadInputError(
+        f"{folder} is a {form.name} drafter, whose form is not trained here; trained are {trained}"
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -51,6 +52,15 @@ class SpeculatorRecipe(PositionRecipe):
             scale_input=form.scale_input,
         )
         return cls(config, name, fingerprint)
+
+    @classmethod
+    def of_files(cls, files: DrafterFiles, target: Target, name: str, fingerprint: str) -> Self:
+        del target
+        return cls(speculator_config(files), name, fingerprint)
+
+    @property
+    def drafts(self) -> int:
+        return self.config.heads
 
     @property
     def record(self) -> dict[str, object]:

@@ -60,7 +60,7 @@ def running_mean(values: Sequence[float] | np.ndarray, window: int) -> np.ndarra
 
 
 def _loss(steps: Sequence[Record]) -> Figure:
-    figure = _figure(8)
+    figure = new_figure(8)
     axes = figure.subplots()
     at = [s["step"] for s in steps]
     loss = np.array([s["loss"] for s in steps], np.float64)  # null becomes NaN
@@ -78,7 +78,7 @@ def _loss(steps: Sequence[Record]) -> Figure:
 
 def _accuracy(evaluations: Sequence[Record]) -> Figure:
     """Plot held-out top-1 by position (left) and simulated tokens/step by beam width (right)."""
-    figure = _figure(13)
+    figure = new_figure(13)
     accuracy, accepted = figure.subplots(1, 2)
     at = [e["step"] for e in evaluations]
     for position in range(len(evaluations[0]["top1"])):
@@ -96,7 +96,8 @@ def _accuracy(evaluations: Sequence[Record]) -> Figure:
     return figure
 
 
-def _figure(width: float) -> Figure:
+def new_figure(width: float) -> Figure:
+    """Return a figure without a window; raises ImportError without matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

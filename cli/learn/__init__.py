@@ -1,0 +1,1 @@
+"""`redrafter-mlx learn`: the drafter learns from the answers that were kept on this machine."""

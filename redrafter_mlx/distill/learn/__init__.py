@@ -1,0 +1,1 @@
+"""Training a drafter further on the answers that its user got."""
