@@ -60,10 +60,12 @@ class TrainOptions:
         "Size of the corpus: 2 million is little, 10 million a lot. [default: 2000000]", "N",
         _CORPUS)] = None
     form: Annotated[str | None, Flag(
-        "The form of drafter: a recurrent head, Medusa heads, an MLP speculator, EAGLE-3, or an "
-        "MTP head. [default: recurrent]", "recurrent|medusa|mlp|eagle|mtp", _DRAFTER)] = None
+        "The form of drafter: a recurrent head, Medusa heads, an MLP speculator, EAGLE-3, an "
+        "MTP head, or DSpark. [default: recurrent]", "recurrent|medusa|mlp|eagle|mtp|dspark",
+        _DRAFTER)] = None
     layers: Annotated[int | None, Flag(
-        "Residual blocks of a recurrent head. [default: 2]", "N", _DRAFTER)] = None
+        "Residual blocks of a recurrent head, decoder layers of DSpark. [default: 2, 1]", "N",
+        _DRAFTER)] = None
     draft_vocab: Annotated[str | None, Flag(
         "Only the N most frequent tokens can be drafted, which is faster. [default: 8192]", "N|all",
         _DRAFTER)] = None

@@ -9,6 +9,9 @@ from redrafter_mlx.config import check_int, shown
 from redrafter_mlx.drafting.recurrent_config import MAX_SIZE, DrafterConfig, FirstState, Head
 from redrafter_mlx.errors import BadInputError
 
+_MAX_LAYERS = 8
+"""Maximum number of layers of a block: published ones have up to five."""
+
 
 class _Form:
     """Checks the sizes that several forms have.
@@ -131,7 +134,37 @@ class MtpForm(_Form):
     form: Literal["mtp"] = "mtp"
 
 
-DrafterForm: TypeAlias = RecurrentForm | MedusaForm | SpeculatorForm | EagleForm | MtpForm
+@dataclass(frozen=True)
+class DSparkForm(_Form):
+    """A block of `draft_length` tokens, corrected by the token before each, as in DSpark.
+
+    layers:      number of decoder layers
+    rank:        of the correction
+    inner_dim, draft_vocab, context_layers: as in EagleForm
+    """
+
+    whole_texts: ClassVar[bool] = True
+    form: Literal["dspark"] = "dspark"
+    layers: int = 1
+    rank: int = 256
+    inner_dim: int | None = None
+    draft_vocab: int | Literal["all"] = 8192
+    context_layers: tuple[int, ...] | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("layers", self.layers, 1, _MAX_LAYERS)
+        check_int("rank", self.rank, 1, MAX_SIZE)
+        layers = self.context_layers
+        if layers != "auto" and (not layers or list(layers) != sorted({*layers}) or layers[0] < 0):
+            raise BadInputError(
+                f"context_layers is {[*layers]}; a DSpark drafter reads some, in rising order"
+            )
+
+
+DrafterForm: TypeAlias = (
+    RecurrentForm | MedusaForm | SpeculatorForm | EagleForm | MtpForm | DSparkForm
+)
 """The options of any form."""
 
 FORMS: tuple[type[DrafterForm], ...] = (
@@ -140,6 +173,7 @@ FORMS: tuple[type[DrafterForm], ...] = (
     SpeculatorForm,
     EagleForm,
     MtpForm,
+    DSparkForm,
 )
 
 DEFAULT_FORM = RecurrentForm.form

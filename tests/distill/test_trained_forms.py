@@ -24,6 +24,7 @@ from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.shards import Shard, save_shard
 from redrafter_mlx.distill.drafter_forms import (
     DrafterForm,
+    DSparkForm,
     EagleForm,
     MedusaForm,
     MtpForm,
@@ -53,6 +54,8 @@ FORMS: dict[str, DrafterForm] = {
     "eagle": EagleForm(draft_vocab=60, context_layers=(0, 1), inner_dim=INNER),
     "eagle, all tokens": EagleForm(draft_vocab="all", context_layers=(0,)),
     "mtp": MtpForm(),
+    "dspark": DSparkForm(draft_vocab=60, context_layers=(0, 1), inner_dim=INNER, rank=8),
+    "dspark, all tokens": DSparkForm(draft_vocab="all", context_layers=(0,), layers=2, rank=8),
     "mlp": SpeculatorForm(inner_dim=INNER),
     "mlp, untied": SpeculatorForm(inner_dim=INNER, tie_weights=False, scale_input=False),
 }
@@ -128,7 +131,7 @@ def test_a_saved_drafter_loads_and_gives_the_text_of_plain_decoding(
     model = random_model()
     target = Target(model)
     drafter = load(folder, target)
-    assert drafter.max_length == (T + 1 if name in HEADS else None)
+    assert drafter.max_length == (None if name.startswith(("eagle", "mtp")) else T + 1)
     target = target.reading(drafter.features.layers)
     for shape in (BeamShape(1, 2), BeamShape(3, 4), BeamShape(2, 9)):
         decoder = Decoder(target, drafter, shape, SamplingParams())
@@ -269,7 +272,7 @@ def test_fresh_medusa_heads_give_the_targets_own_next_token(name: str, kind: str
         np.testing.assert_allclose(logits, want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", [*HEADS, "eagle", "mtp"])
+@pytest.mark.parametrize("name", [*HEADS, "eagle", "mtp", "dspark"])
 def test_training_further_starts_with_the_saved_weights_and_refuses_another_form(
     tmp_path: Path, name: str
 ) -> None:
@@ -293,7 +296,7 @@ def test_training_further_starts_with_the_saved_weights_and_refuses_another_form
         ("is asked for; a drafter is trained further in its", other, "sha256:tiny", T),
         ("was trained for", form, "sha256:other", T),
     ]
-    if isinstance(form, EagleForm):
+    if isinstance(form, (EagleForm, DSparkForm)):
         fewer, wider = replace(form, draft_vocab=50), replace(form, inner_dim=INNER + 1)
         refused += [
             ("has draft_vocab_size 60, and 50 is asked for", fewer, "sha256:tiny", T),

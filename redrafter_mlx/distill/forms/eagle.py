@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import mlx.core as mx
 import numpy as np
@@ -24,7 +24,7 @@ from redrafter_mlx.distill.forms.fresh_weights import (
     logit_rms,
     output_matrix,
 )
-from redrafter_mlx.distill.forms.whole_texts import WholeTextStudent
+from redrafter_mlx.distill.forms.whole_texts import UnrolledStudent
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafting.drafter_files import DrafterFiles
 from redrafter_mlx.drafting.published.heads.eagle import EAGLE3, EagleDrafter
@@ -61,27 +61,14 @@ class EagleRecipe(Recipe):
         layers = chosen_layers(form.context_layers, target.n_layers)
         if form.context_layers == "auto" and layers[0] == 1:
             layers = (0, *layers)  # see EagleForm
-        heads = next(n for n in range(max(1, D // _HEAD_SIZE), 0, -1) if D % n == 0)
-        args = getattr(target.model, "args", None)
-        longest = None if args is None else context_length(vars(args))
         config = EagleConfig(
+            **layer_sizes(target, form.inner_dim),
             stored=frozenset({"layers.0.hidden_norm.weight"}),
             layers=layers,
             context_size=len(layers) * D,
-            hidden_size=D,
-            intermediate_size=form.inner_dim or D * 8 // 3,
-            heads=heads,
-            kv_heads=heads // next(n for n in _QUERIES if heads % n == 0),
-            head_size=D // heads,
             n_layers=1,
             output_size=V if size == "all" else min(size, V),
-            vocab_size=V,
             own_head=True,
-            own_embedding=False,
-            norm_eps=1e-5,
-            rope_base=ROPE_BASE,
-            rope_scaling=None,
-            max_positions=longest or _POSITIONS,
             fc_norm=True,
         )
         return cls(config, name, fingerprint)
@@ -150,7 +137,7 @@ class EagleRecipe(Recipe):
         return self.bind(network, target, tokens)
 
     def compared(self, files: DrafterFiles) -> tuple[Mapping[str, object], Mapping[str, object]]:
-        return _flat(files.config), _flat(speculators_config(self.config))
+        return flat(files.config), flat(speculators_config(self.config))
 
     def student(self, drafter: EagleDrafter, target: Target, options: TrainOptions) -> EagleStudent:
         return EagleStudent(self, drafter, target, options)
@@ -163,7 +150,7 @@ class EagleRecipe(Recipe):
         save_eagle(network, student.vocabulary, folder, length, self.target_keys)
 
 
-class EagleStudent(WholeTextStudent):
+class EagleStudent(UnrolledStudent):
     """An EAGLE network in training."""
 
     @property
@@ -175,7 +162,31 @@ class EagleStudent(WholeTextStudent):
         return logits
 
 
-def _flat(config: Mapping[str, object]) -> dict[str, object]:
+def layer_sizes(target: Target, inner_dim: int | None) -> dict[str, Any]:
+    """Return the sizes of a drafter's layers of the target's width, as `NetworkConfig` has them.
+
+    inner_dim: width of the MLPs; None is eight thirds of the hidden size
+    """
+    D = target.hidden_size
+    heads = next(n for n in range(max(1, D // _HEAD_SIZE), 0, -1) if D % n == 0)
+    args = getattr(target.model, "args", None)
+    longest = None if args is None else context_length(vars(args))
+    return {
+        "hidden_size": D,
+        "intermediate_size": inner_dim or D * 8 // 3,
+        "heads": heads,
+        "kv_heads": heads // next(n for n in _QUERIES if heads % n == 0),
+        "head_size": D // heads,
+        "vocab_size": target.vocab_size,
+        "own_embedding": False,
+        "norm_eps": 1e-5,
+        "rope_base": ROPE_BASE,
+        "rope_scaling": None,
+        "max_positions": longest or _POSITIONS,
+    }
+
+
+def flat(config: Mapping[str, object]) -> dict[str, object]:
     """Return the keys of a drafter's config.json, with those of its decoder layer at the top."""
     layer = config.get(LAYER_CONFIG)
     return {**config, LAYER_CONFIG: None, **(layer if isinstance(layer, dict) else {})}

@@ -22,7 +22,7 @@ from redrafter_mlx.distill.drafter_forms import MtpForm
 from redrafter_mlx.distill.forms.eagle_sequences import PADDED
 from redrafter_mlx.distill.forms.form import Recipe, Student
 from redrafter_mlx.distill.forms.fresh_weights import SPREAD, context_rms, draw_matrices, logit_rms
-from redrafter_mlx.distill.forms.whole_texts import WholeTextStudent
+from redrafter_mlx.distill.forms.whole_texts import UnrolledStudent
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafting.drafter_files import (
     DrafterFiles,
@@ -164,7 +164,7 @@ class MtpRecipe(Recipe):
         return files, find_form(files)
 
 
-class MtpStudent(WholeTextStudent):
+class MtpStudent(UnrolledStudent):
     """An MTP head in training."""
 
     @property

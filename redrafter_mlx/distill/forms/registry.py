@@ -6,12 +6,14 @@ from pathlib import Path
 
 from redrafter_mlx.distill.drafter_forms import (
     DrafterForm,
+    DSparkForm,
     EagleForm,
     MedusaForm,
     MtpForm,
     RecurrentForm,
     SpeculatorForm,
 )
+from redrafter_mlx.distill.forms.dspark import DSparkRecipe
 from redrafter_mlx.distill.forms.eagle import EagleRecipe
 from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.forms.medusa import MedusaRecipe
@@ -30,6 +32,7 @@ _RECIPES: tuple[type[Recipe], ...] = (
     SpeculatorRecipe,
     EagleRecipe,
     MtpRecipe,
+    DSparkRecipe,
 )
 
 
@@ -51,6 +54,8 @@ def recipe_for(
             return EagleRecipe.of(form, target, name, fingerprint)
         case MtpForm():
             return MtpRecipe.of(target, name, fingerprint)
+        case DSparkForm():
+            return DSparkRecipe.of(form, target, name, fingerprint, draft_length)
 
 
 def recipe_of_folder(folder: Path, target: Target, name: str, fingerprint: str) -> Recipe:

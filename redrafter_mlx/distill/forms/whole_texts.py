@@ -25,16 +25,12 @@ from redrafter_mlx.drafting.level_drafter import LevelDrafter
 
 
 class WholeTextStudent(Student):
-    """A network of a `FeatureDrafter` in training."""
+    """A drafter in training that reads every position of a text."""
 
     @property
     @abstractmethod
     def drafter(self) -> LevelDrafter:
         """A drafter of the network as it is now."""
-
-    @abstractmethod
-    def head(self, hidden: mx.array) -> mx.array:
-        """Map outputs of the network [M, H] after its norm to logits [M, V']."""
 
     def losses(self, examples: Examples, epoch: int, skip: int) -> Iterator[BatchLoss]:
         groups = (
@@ -55,6 +51,14 @@ class WholeTextStudent(Student):
 
     def evaluate(self, held_out: Sequence[Text], shapes: Sequence[BeamShape]) -> DraftQuality:
         return measure_quality(self.drafter, held_out, self.options.draft_length, shapes)
+
+
+class UnrolledStudent(WholeTextStudent):
+    """A network of a `FeatureDrafter`, which reads its own output at later depths."""
+
+    @abstractmethod
+    def head(self, hidden: mx.array) -> mx.array:
+        """Map outputs of the network [M, H] after its norm to logits [M, V']."""
 
     def drafts(self, batch: Sequences) -> Iterator[mx.array]:
         return unrolled_logits(self.network, self._target.embedding, self.head, batch)

@@ -135,11 +135,15 @@ class MarkovLevels(DraftLevels):
 
 def load_dspark(files: DrafterFiles, target: Target) -> DSparkDrafter:
     """Load the drafter, bound to its target; errors as in `Form.load`."""
-    block = read_block(files, target, first_row=0)
-    config = MarkovConfig(**vars(block), rank=shape_of(files, f"{_HEAD}.markov_w1.weight")[1])
-    network = MarkovNetwork(config)
+    network = MarkovNetwork(read_dspark(files, target))
     vocabulary = fill_block(network, files, target)
     return DSparkDrafter(DSPARK.name, network, target, vocabulary)
+
+
+def read_dspark(files: DrafterFiles, target: Target) -> MarkovConfig:
+    """Read the configuration for this target, without weights; errors as in `read_block`."""
+    block = read_block(files, target, first_row=0)
+    return MarkovConfig(**vars(block), rank=shape_of(files, f"{_HEAD}.markov_w1.weight")[1])
 
 
 DSPARK = Form(recognition.DSPARK, load_dspark)
