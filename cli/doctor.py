@@ -19,10 +19,12 @@ import typer
 from packaging.requirements import Requirement
 
 from redrafter_mlx.cli import options as opt
+from redrafter_mlx.cli.learn.show import summary
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.cpu.blas import BLAS, libraries_here, preferred_library, remedy
 from redrafter_mlx.errors import RedrafterError
+from redrafter_mlx.learning.folder import learning_folders
 from redrafter_mlx.runtime.hardware import CUDA_BACKENDS
 from redrafter_mlx.runtime.paths import bytes_below, cache_dir, existing_part, human_size
 
@@ -89,6 +91,7 @@ def examine() -> Report:
         "model": _model,
         "hub cache": _hub_cache,
         "our cache": lambda report: _folder(report, cache_dir(), "REDRAFTER_CACHE"),
+        "learning": lambda _: {folder.model: summary(folder) for folder in learning_folders()},
     }
     for name, examine_section in sections.items():
         report.facts[name] = {}
@@ -106,7 +109,8 @@ def print_report(report: Report) -> None:
     """Print the report for people: aligned facts, then each problem with its remedy."""
     width = max(len(_label(name)) for facts in report.facts.values() for name in facts)
     for section, facts in report.facts.items():
-        print(section)
+        if facts:
+            print(section)
         for name, value in facts.items():
             print(f"  {_label(name):<{width}}  {one_line(_shown(name, value))}")
     for problem in report.problems:

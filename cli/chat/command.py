@@ -13,6 +13,7 @@ import typer
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.chat import commands as chat_commands
 from redrafter_mlx.cli.flag import Flag
+from redrafter_mlx.cli.learn.show import summary
 from redrafter_mlx.cli.offer import offer_drafter
 from redrafter_mlx.cli.prefill_line import PrefillLine
 from redrafter_mlx.cli.serve import API_KEY
@@ -124,6 +125,8 @@ def command(
     )
     if model.drafter_note and generation.draft:
         chat.terminal.note(model.drafter_note)
+    if keeper is not None:
+        chat.terminal.note(summary(keeper.folder))
     raise typer.Exit(run_chat(chat))
 
 

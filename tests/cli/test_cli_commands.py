@@ -274,7 +274,7 @@ def test_doctor_names_the_machine_and_every_cache(capsys: pytest.CaptureFixture[
     assert status == 0
     assert set(report) == {
         "system", "packages", "mlx", "memory", "model", "hub cache", "our cache",
-        "problems",
+        "learning", "problems",
     }  # fmt: skip
     assert report["mlx"]["computes"] is True
     assert report["our cache"]["free_bytes"] > 0

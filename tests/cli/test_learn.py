@@ -12,6 +12,7 @@ from learning_samples import append_many, chained_target, keep_chains
 
 from redrafter_mlx.cli import main
 from redrafter_mlx.cli.learn import at_night
+from redrafter_mlx.cli.learn.show import summary
 from redrafter_mlx.learning.folder import LearningFolder
 from redrafter_mlx.learning.versions import LearningRun, add_version, bring_into_use, record_run
 from redrafter_mlx.loading import target
@@ -159,3 +160,15 @@ def test_a_mac_learns_while_it_is_idle_and_on_mains_power(
     assert "launchctl" in how
     assert ("learned" in done.stdout) is learns
     assert agent["StartCalendarInterval"]["Hour"] == 3
+
+
+def test_doctor_and_a_chat_say_how_far_along_it_is(
+    folder: LearningFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert summary(folder) == "5 answers kept, none learned from yet"
+    learned(folder, newest=3.0)
+    learned(folder, newest=4.0)
+    assert "2.00 -> 2.50 tokens/step (+25.0%)" in summary(folder)
+    main.run(["doctor"])
+    lines = capsys.readouterr().out.splitlines()
+    assert ["tiny", summary(folder)] in [line.split(maxsplit=1) for line in lines]
