@@ -24,7 +24,7 @@ from redrafter_mlx.weights.resolve import resolve
 
 _CHOSEN = "REDRAFTER_BLAS"
 
-_ARGUMENTS = ("-m", "redrafter_mlx.cli.tune")
+ARGUMENTS = ("-m", "redrafter_mlx.cli.tune")
 """Arguments of the Python process that measures."""
 
 _CLOSE = 0.75
@@ -67,7 +67,7 @@ def compare_libraries(
     for library in _in_turn(here, rates):
         began = time.monotonic()
         try:
-            rate = _rate_with(library, loading, longest)
+            rate = rate_with(library, loading, longest)
         except subprocess.TimeoutExpired:
             note(f"{library}: given up after {longest:.0f} seconds")
             continue
@@ -103,13 +103,13 @@ def restart_with(library: str) -> None:
     os.execve(sys.executable, command, {**os.environ, _CHOSEN: library})
 
 
-def _rate_with(library: str, loading: ModelOptions, longest: float) -> float | None:
+def rate_with(library: str, loading: ModelOptions, longest: float) -> float | None:
     """Return the predicted tokens per second of a process with this library; None if it fails.
 
     Raises subprocess.TimeoutExpired if it takes more than `longest` seconds.
     """
     with subprocess.Popen(
-        [sys.executable, *_ARGUMENTS],
+        [sys.executable, *ARGUMENTS],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -87,7 +87,7 @@ def examine() -> Report:
         "system": _system,
         "packages": _packages,
         "mlx": _mlx,
-        "memory": _memory,
+        "memory": memory_facts,
         "model": _model,
         "hub cache": _hub_cache,
         "our cache": lambda report: _folder(report, cache_dir(), "REDRAFTER_CACHE"),
@@ -177,7 +177,7 @@ def _mlx(report: Report) -> Facts:
 
         device = mx.default_device()
         chip = mx.device_info(device).get("device_name", "")
-        if device.type == mx.DeviceType.cpu and (choice := _blas_choice(str(chip))):
+        if device.type == mx.DeviceType.cpu and (choice := blas_facts(str(chip))):
             facts["blas_choice"] = choice
         facts["device"] = f"{device.type.name}, {chip}"
         facts["computes"] = mx.ones((64, 64)).sum().item() == 64 * 64
@@ -200,7 +200,7 @@ def _mlx(report: Report) -> Facts:
     return facts
 
 
-def _blas_choice(chip: str) -> str | None:
+def blas_facts(chip: str) -> str | None:
     """Return how to get a faster BLAS than this machine's; None if nothing is known."""
     if sys.platform != "linux" or preferred_library() is not None:
         return None
@@ -212,7 +212,7 @@ def _blas_choice(chip: str) -> str | None:
     return None
 
 
-def _memory(_: Report) -> Facts:
+def memory_facts(_: Report) -> Facts:
     """Return the memory of this machine, and the largest named models that fit into it."""
     from redrafter_mlx.weights.fit.machine import this_machine
     from redrafter_mlx.weights.fit.needs import CONTEXT, largest_named

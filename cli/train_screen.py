@@ -74,7 +74,7 @@ def run_training(job: TrainingJob, *, dry_run: bool, hours: float | None) -> Non
         print_sizes(run, planned=hours is not None and (schedule is None or schedule.plan is None))
         return
     if schedule is not None:
-        with _stage(console, "planning from a little of both stages"):
+        with stage(console, "planning from a little of both stages"):
             run.begin(schedule)
         print_plan(console, run, schedule)
     with _alone_in(run.job.output), _using(run.folder):
@@ -94,15 +94,15 @@ def _train(run: TrainingRun, console: Console, schedule: Schedule | None) -> Non
     with _timed(schedule):
         if schedule is not None:
             before = schedule.plan
-            with _stage(console, "trying a little of training"):
+            with stage(console, "trying a little of training"):
                 run.finalize(schedule)
             schedule.save()
             if schedule.plan != before:
                 print_plan(console, run, schedule)
-        if not _fit(run, console, schedule):
+        if not fit(run, console, schedule):
             _say_goodbye(console, "the training so far is saved")
         prompts = run.measured_prompts()
-        with _stage(console, "timing beside plain decoding", "questions", len(prompts)) as update:
+        with stage(console, "timing beside plain decoding", "questions", len(prompts)) as update:
             rows = run.measure(prompts, update, over)
     if note := run.finish(rows):
         console.print(note)
@@ -172,11 +172,11 @@ def _write(run: TrainingRun, console: Console, schedule: Schedule | None) -> Cor
             notes.append(ends_at(schedule.to_go()))
         update(min(written, wanted), note=", ".join(notes))
 
-    with _stage(console, "writing the corpus", "tokens", wanted) as update:
+    with stage(console, "writing the corpus", "tokens", wanted) as update:
         return run.write(show, schedule.writing_is_over if schedule else lambda: False)
 
 
-def _fit(run: TrainingRun, console: Console, schedule: Schedule | None = None) -> bool:
+def fit(run: TrainingRun, console: Console, schedule: Schedule | None = None) -> bool:
     """Train; return whether training was completed, False if Ctrl-C stopped it."""
     last: Step | None = None
     if schedule is not None:
@@ -187,7 +187,7 @@ def _fit(run: TrainingRun, console: Console, schedule: Schedule | None = None) -
         key.closing = key.pressed  # the state is saved next, which another Ctrl-C waits for
         return key.pressed
 
-    with key, _stage(console, "training", "steps") as update:
+    with key, stage(console, "training", "steps") as update:
         for event in run.fit(stop):
             if schedule is not None:
                 schedule.trained(event)
@@ -212,7 +212,7 @@ def _lines(console: Console, stage: Stage) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _stage(
+def stage(
     console: Console, activity: str, unit: str = "", total: int | None = None
 ) -> Iterator[Update]:
     """Show the progress of a stage: a line now and then; on a terminal a live one."""

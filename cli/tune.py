@@ -134,7 +134,7 @@ def measure(
         raise BadInputError(_NO_SHAPES)
     if again or not tuning.measured:
         loaded.measure(lambda share: progress("calls", int(100 * share), 100))
-    acceptance, prompts = tuning.statistics(), _prompts(loaded, raw)
+    acceptance, prompts = tuning.statistics(), trial_prompts(loaded, raw)
     for i, prompt in enumerate(prompts if tuning.widest else [], 1):
         wide = GenerationOptions(max_tokens=_TOKENS, beam_width=tuning.widest, beam_length=_LENGTH)
         for answer in loaded.stream(prompt, options=wide):
@@ -169,7 +169,7 @@ def describe_choice(expected: ExpectedRates) -> str:
     )
 
 
-def _prompts(loaded: Redrafter, raw: bool) -> list[list[int]]:
+def trial_prompts(loaded: Redrafter, raw: bool) -> list[list[int]]:
     from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS
 
     return [loaded.encode(OWN_QUESTIONS[i].text, raw=raw) for i in _QUESTIONS]

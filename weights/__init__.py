@@ -27,7 +27,7 @@ def no_progress(label: str, done: int, total: int | None) -> None:
 DOWNLOADING = "downloading "
 """Start of a download's label."""
 
-_LOGGED_BYTES, _LOGGED_SECONDS = 10_000_000, 30.0
+LOGGED_BYTES, _LOGGED_SECONDS = 10_000_000, 30.0
 """Minimum size of a download that is logged at its start; seconds between later lines."""
 
 
@@ -42,7 +42,7 @@ def log_progress(clock: Callable[[], float] = time.monotonic) -> Progress:
         name = "".join(c if c.isprintable() else "?" for c in label)
         if label not in logged:
             logged[label] = clock()
-            if label.startswith(DOWNLOADING) and (total or 0) >= _LOGGED_BYTES:
+            if label.startswith(DOWNLOADING) and (total or 0) >= LOGGED_BYTES:
                 LOG.warning("%s (%s)", name, human_size(total or 0))
         elif clock() - logged[label] >= _LOGGED_SECONDS:
             logged[label] = clock()

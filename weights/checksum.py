@@ -18,7 +18,7 @@ from redrafter_mlx.runtime.paths import cache_dir
 from redrafter_mlx.weights import Progress, no_progress
 
 _BLOCK = 1 << 20
-_WORTH_REMEMBERING = 16 * _BLOCK
+WORTH_REMEMBERING = 16 * _BLOCK
 """Minimum file size in bytes for caching; smaller files are read again at less cost."""
 
 
@@ -30,7 +30,7 @@ def sha256_of(path: Path, progress: Progress = no_progress) -> str:
     if known is not None:
         return known
     digest = _read(path, progress)
-    if before[0] >= _WORTH_REMEMBERING and _state(path) == before:
+    if before[0] >= WORTH_REMEMBERING and _state(path) == before:
         with contextlib.suppress(OSError):  # a cache that cannot be written is no error
             write_private_text(_note(path), json.dumps({"state": before, "sha256": digest}))
     return digest
@@ -45,7 +45,7 @@ def known_sha256(path: Path) -> str | None:
     if path.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", path.name):
         return path.name
     state = _state(path)
-    return sha256_of(path) if state[0] < _WORTH_REMEMBERING else _remembered(path, state)
+    return sha256_of(path) if state[0] < WORTH_REMEMBERING else _remembered(path, state)
 
 
 def is_intact(path: Path, sha256: str, size: int, progress: Progress = no_progress) -> bool:

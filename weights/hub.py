@@ -140,7 +140,7 @@ def cached_repo(repo: str, revision: str) -> Path | None:
     if config is None:
         return None
     try:
-        whole = _are_safetensors(weight_files(config.parent)) or _is_drafter_config(config)
+        whole = _are_safetensors(weight_files(config.parent)) or is_drafter_config(config)
     except (DamagedFileError, OSError):
         return None
     return config.parent if whole else None
@@ -177,7 +177,7 @@ def download_repo(
     small = sorted(n for n in names if any(fnmatch(n, p) for p in _SMALL_FILES))
     loads = bool(weights) and "config.json" in names
     if loads and not any(fnmatch(name, MODEL_WEIGHTS) for name in names):
-        loads = _is_drafter_config(download_file(at_commit, "config.json", progress))
+        loads = is_drafter_config(download_file(at_commit, "config.json", progress))
     if not _are_safetensors(map(Path, weights)):
         small = ["config.json"]
     if not loads:
@@ -201,7 +201,7 @@ def _are_safetensors(weights: Iterable[Path]) -> bool:
     return any(path.suffix == ".safetensors" for path in weights)
 
 
-def _is_drafter_config(config: Path) -> bool:
+def is_drafter_config(config: Path) -> bool:
     """Whether a configuration is a drafter's, judged by its number of layers.
 
     EAGLE-3's files may state the target's number.

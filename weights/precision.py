@@ -105,12 +105,12 @@ def dequantise(model: nn.Module, packed: dict[str, nn.Module]) -> None:
     weights = {path: mx.zeros(module.weight.shape) for path, module in layers.items()}
     mx.async_eval(weights)  # new memory takes as long as the numbers
     for path, module in layers.items():
-        _unpack(packed.pop(path), weights[path])
+        unpack(packed.pop(path), weights[path])
         # In place, as a target that was made before shares the array.
         module.weight[...] = weights.pop(path).astype(module.weight.dtype)
 
 
-def _unpack(module: nn.Module, weights: mx.array) -> None:
+def unpack(module: nn.Module, weights: mx.array) -> None:
     """Write the weights of a layer quantised to 4 or 8 bits into float32 `weights`."""
     groups = module.scales.size
     scales, biases, packed = (

@@ -21,10 +21,10 @@ from redrafter_mlx.weights.files.names import MODEL_WEIGHTS
 from redrafter_mlx.weights.fit.model_size import GROUP_SIZE
 from redrafter_mlx.weights.precision import Precision
 
-_WORTH_KEEPING = 64_000_000
+WORTH_KEEPING = 64_000_000
 """Minimum size of cached weights in bytes; less is quantised again in a moment."""
 
-_SHARE_OF_DISK = 0.5
+SHARE_OF_DISK = 0.5
 """Maximum share of the free disk that one file may take."""
 
 
@@ -64,12 +64,12 @@ def keep_quantised(model: nn.Module, path: Path) -> None:
     """Write the weights of an evaluated model; do nothing if it is small or disk space is low."""
     arrays = _arrays(model)
     size = sum(array.nbytes for array in arrays.values())
-    if size < _WORTH_KEEPING:
+    if size < WORTH_KEEPING:
         return
     with contextlib.suppress(OSError):  # a cache that cannot be written is no error
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(path.parent.glob(".*.safetensors"))
-        if size > _SHARE_OF_DISK * free_disk(path.parent):
+        if size > SHARE_OF_DISK * free_disk(path.parent):
             return
         with atomic_write(path) as partial:
             mx.save_safetensors(str(partial), arrays)

@@ -88,7 +88,7 @@ def resolve(
         if not update or not reachable or pinned or local.remedy is None:
             return local
     try:
-        return _fetch(wanted, offline, report, advise, check_listed)
+        return fetch(wanted, offline, report, advise, check_listed)
     except hub.UnreachableError as error:
         if local is None:
             raise
@@ -138,7 +138,7 @@ def _local_entry(entry: Registered, progress: Progress) -> Path | None:
     return None
 
 
-def _fetch(
+def fetch(
     name: str,
     offline: bool,
     progress: Progress,

@@ -33,11 +33,11 @@ _ROUNDING = 1.5 * 2.0**23
 _MANTISSA, _BIAS = 2.0**23, 127.0
 """A float32 whose bits are those of the integer (n + _BIAS) * _MANTISSA is 2**n."""
 
-_KEPT = 64
+KEPT = 64
 """Shapes for which functions stay compiled. MLX would keep all, and functions that it compiles for
 any shape broadcast every number to the whole array."""
 
-_FEW_SCORES = 2_500
+FEW_SCORES = 2_500
 """With fewer scores [B, H, N, T], MLX's own attention is faster: it launches fewer operations."""
 
 _MAX_SCORES = 250_000
@@ -49,7 +49,7 @@ def swiglu(gate: mx.array, x: mx.array) -> mx.array:
     """Return silu(gate) * x, as mlx-lm's function of this name does, for arrays of one shape."""
     if gate.dtype != mx.float32:
         return cast("mx.array", activations.swiglu(gate, x))
-    exp, gated = _compiled(gate.shape)
+    exp, gated = compiled(gate.shape)
     fraction, power = exp(gate, -1.0)
     return gated(gate, x, fraction, power.view(mx.float32))
 
@@ -63,7 +63,7 @@ def _gradients(
     return tuple(gradients)
 
 
-def _gated(gate: mx.array, x: mx.array, fraction: mx.array, power: mx.array) -> mx.array:
+def gated(gate: mx.array, x: mx.array, fraction: mx.array, power: mx.array) -> mx.array:
     return gate / (1.0 + fraction * power) * x
 
 
@@ -87,7 +87,7 @@ def attention(
     B, H, N, _ = queries.shape
     T = keys.shape[2]
     known = mask is None or isinstance(mask, str) or mask.dtype == mx.bool_
-    if B * H * N * T < _FEW_SCORES or not known or queries.dtype != mx.float32 or sinks is not None:
+    if B * H * N * T < FEW_SCORES or not known or queries.dtype != mx.float32 or sinks is not None:
         out: mx.array = base.scaled_dot_product_attention(
             queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
         )
@@ -120,13 +120,13 @@ def _attention(
     if bias is not None:
         scores = (scores.reshape(B, H, N, T) + bias).reshape(*grouped, T)
     scores = scores - mx.max(scores, axis=-1, keepdims=True)
-    fraction, power = _compiled(scores.shape).parts_of_exp(scores, scale)
+    fraction, power = compiled(scores.shape).parts_of_exp(scores, scale)
     weights = fraction * power.view(mx.float32)
     out = weights @ values / mx.sum(weights, axis=-1, keepdims=True)
     return out.reshape(B, H, N, values.shape[-1])
 
 
-def _parts_of_exp(x: mx.array, factor: float) -> tuple[mx.array, mx.array]:
+def parts_of_exp(x: mx.array, factor: float) -> tuple[mx.array, mx.array]:
     """Return exp(x * factor), from 2**_LOW on, as a number and the bits of a float32 to multiply.
 
     MLX compiles one loop of operations that depend on each other in up to eleven levels, so the
@@ -149,10 +149,10 @@ class _Compiled(NamedTuple):
     gated: Callable[[mx.array, mx.array, mx.array, mx.array], mx.array]
 
 
-@lru_cache(_KEPT)
-def _compiled(shape: tuple[int, ...]) -> _Compiled:  # noqa: ARG001
+@lru_cache(KEPT)
+def compiled(shape: tuple[int, ...]) -> _Compiled:  # noqa: ARG001
     # With one object for all shapes, dropping one shape would drop the graphs of all.
-    return _Compiled(mx.compile(partial(_parts_of_exp)), mx.compile(partial(_gated)))
+    return _Compiled(mx.compile(partial(parts_of_exp)), mx.compile(partial(gated)))
 
 
 _OURS = {

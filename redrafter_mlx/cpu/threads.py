@@ -109,7 +109,7 @@ class Threads:
             few, all_of_them = partial(self._use, cores - 1), partial(self._use, cores)
             # In a thread that ends: its workers, awake, would take turns with those of others.
             with ThreadPoolExecutor(1) as thread:
-                found = thread.submit(_slowdown, library, few, all_of_them).result()
+                found = thread.submit(slowdown, library, few, all_of_them).result()
         self._max_slowdown = max(self._max_slowdown or 0.0, found)
         return self._max_slowdown
 
@@ -120,7 +120,7 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _slowdown(
+def slowdown(
     library: ctypes.CDLL, few: Callable[[], None], all_of_them: Callable[[], None]
 ) -> float:
     """Return the time of a two-row product in one setting as a multiple of that in the other.

@@ -16,7 +16,7 @@ from redrafter_mlx.drafting.interface import Drafter
 
 Tokens = NDArray[np.int64]
 
-_MAX_BUFFERS = 100_000
+MAX_BUFFERS = 100_000
 """Maximum number of buffers of all texts. Metal's allocator refuses more than about 499,000."""
 
 
@@ -78,8 +78,8 @@ class PrefixCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._entries: list[Kept] = []
-        self.nbytes, self._buffers, self.added = 0, 0, 0
+        self.entries: list[Kept] = []
+        self.nbytes, self.n_buffers, self.added = 0, 0, 0
 
     def take(
         self, prompt: Sequence[int], drafter: Drafter | None
@@ -94,7 +94,7 @@ class PrefixCache:
 
     def longest_shared(self, prompt: Sequence[int]) -> int:
         """Return the length of the longest prefix that a text shares with the prompt."""
-        return max((common_prefix(entry.tokens, prompt) for entry in self._entries), default=0)
+        return max((common_prefix(entry.tokens, prompt) for entry in self.entries), default=0)
 
     def touch(self, prompt: Sequence[int], drafter: Drafter | None) -> None:
         """Drop the text that `take` would use only after all others."""
@@ -142,16 +142,16 @@ class PrefixCache:
         """Return the length of the prefix that a text shares with the prompt; as `touch`."""
         return self._best(prompt, drafter)[1]
 
-    def shrink(self, max_bytes: int, max_buffers: int = _MAX_BUFFERS) -> None:
+    def shrink(self, max_bytes: int, max_buffers: int = MAX_BUFFERS) -> None:
         """Drop the least recently used texts until the others take at most `max_bytes`."""
-        while self._entries and (self.nbytes > max_bytes or self._buffers > max_buffers):
-            self._drop(self._entries[0])
+        while self.entries and (self.nbytes > max_bytes or self.n_buffers > max_buffers):
+            self._drop(self.entries[0])
 
     def _best(self, prompt: Sequence[int], drafter: Drafter | None) -> tuple[Kept | None, int]:
         """Return the text that holds most of the prompt, and how much; it counts as used now."""
         wanted = np.array(prompt, np.int64)
         best, most = None, 0
-        for entry in self._entries:
+        for entry in self.entries:
             common = common_prefix(entry.tokens, wanted)
             known = min(common, len(wanted) - 1)
             if drafter is not None and _reads_features(drafter):
@@ -162,13 +162,13 @@ class PrefixCache:
             if known > 0 and known >= most:
                 best, most = entry, known
         if best is not None:
-            self._entries.remove(best)
-            self._entries.append(best)
+            self.entries.remove(best)
+            self.entries.append(best)
         return best, most
 
     def _make_room(self, new: Kept) -> bool:
         """Drop what a new text makes redundant, and what is too much; False if it is not kept."""
-        shared = {other: common_prefix(other.tokens, new.tokens) for other in self._entries}
+        shared = {other: common_prefix(other.tokens, new.tokens) for other in self.entries}
         covered = False
         for other, n in shared.items():
             if other.covers(new, n):
@@ -184,21 +184,21 @@ class PrefixCache:
         for other, n in shared.items():
             if new.covers(other, n) or (n == most and new.rewrites(other, n)):
                 self._drop(other)
-        self.shrink(self._max_bytes - new.nbytes, _MAX_BUFFERS - new.buffers)
+        self.shrink(self._max_bytes - new.nbytes, MAX_BUFFERS - new.buffers)
         return True
 
     def _add(self, new: Kept) -> None:
-        self._entries.append(new)
+        self.entries.append(new)
         self.added += 1
         self._count(new)
 
     def _drop(self, entry: Kept) -> None:
-        self._entries.remove(entry)
+        self.entries.remove(entry)
         self._count(entry, -1)
 
     def _count(self, entry: Kept, times: int = 1) -> None:
         self.nbytes += times * entry.nbytes
-        self._buffers += times * entry.buffers
+        self.n_buffers += times * entry.buffers
 
 
 def common_prefix(a: Sequence[int] | Tokens, b: Sequence[int] | Tokens) -> int:

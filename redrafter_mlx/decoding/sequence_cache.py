@@ -18,10 +18,10 @@ from redrafter_mlx.target_model.recurrent.state_cache import States
 Arrays: TypeAlias = "tuple[Arrays | mx.array | None, ...]"
 """The arrays of a cache, nested as it holds them."""
 
-_MAX_JOINED = 512
+MAX_JOINED = 512
 """Maximum number of missed positions that a drafter is given in one call."""
 
-_MAX_MISSED = 512
+MAX_MISSED = 512
 """Number of positions whose features are kept for a drafter that does not draft."""
 
 
@@ -84,7 +84,7 @@ class SequenceCache:
         """
         self.missed += (seen,)
         features = [seen.features for seen in self.missed if seen.features is not None]
-        if drafts or sum(each.shape[1] for each in features) >= _MAX_MISSED:
+        if drafts or sum(each.shape[1] for each in features) >= MAX_MISSED:
             self.catch_up(drafter)
 
     def catch_up(self, drafter: Drafter) -> None:
@@ -184,7 +184,7 @@ class SequenceCache:
         cache.remembered = mx.array([known], mx.int32)  # later positions belong to another text
         if known < len(tokens):
             assert not drafter.features.any, "it must have seen all that is reused"
-            ends = [*range(known + _MAX_JOINED, len(tokens), _MAX_JOINED), len(tokens)]
+            ends = [*range(known + MAX_JOINED, len(tokens), MAX_JOINED), len(tokens)]
             starts = [known, *ends]
             cache.missed = tuple(
                 _of_text(tokens, *piece) for piece in zip(starts, ends, strict=False)
@@ -248,7 +248,7 @@ def joined(missed: Sequence[Seen]) -> list[Seen]:
     run: list[Seen] = []
     for seen in missed:
         single = seen.tokens.shape[1] == 2
-        if run and (not single or len(run) == _MAX_JOINED):
+        if run and (not single or len(run) == MAX_JOINED):
             pieces.append(_merged(run))
             run = []
         if single:

@@ -169,11 +169,11 @@ class Decoder:
     ) -> tuple[DecodeState, Report]:
         """Return the state after what was accepted, with the next drafts, and the report."""
         seen = _newest_positions(state, hidden, accepted.paths, bound, self._features)
-        drafts = self._draft(state, seen, shape)
+        drafts = self.draft(state, seen, shape)
         report = report_of(state, accepted)
         return replace(state, length=length, drafts=drafts, history=accepted.history), report
 
-    def _draft(self, state: DecodeState, seen: Seen, shape: BeamShape) -> Drafts:
+    def draft(self, state: DecodeState, seen: Seen, shape: BeamShape) -> Drafts:
         """Draft what the next step verifies, after the bonus tokens `seen.root`."""
         drafter, cache, keys = self.drafter, state.cache, state.keys
         if drafter is None or shape.length == 1:

@@ -12,12 +12,12 @@ from redrafter_mlx.errors import BadInputError
 PLANNED_EPOCHS = 4.0
 """Passes that the corpus is planned for; the remaining time may allow more or fewer."""
 
-_LEAST_EPOCHS, _MOST_EPOCHS = 0.25, 12.0
+MIN_EPOCHS, MAX_EPOCHS = 0.25, 12.0
 
 _EVALUATING, _TIMING = 0.06, 0.06
 """Maximum shares of the time for evaluations, and for timed questions."""
 
-_EVALUATIONS, QUESTIONS = (2, 10), (1, 8)
+EVALUATIONS, QUESTIONS = (2, 10), (1, 8)
 """Minimum and maximum number of evaluations, and of timed questions."""
 
 _LEAST_ROWS = 6
@@ -92,7 +92,7 @@ class Plan:
     writing: float
     rows: int | None = None
     epochs: float = PLANNED_EPOCHS
-    evaluations: int = _EVALUATIONS[1]
+    evaluations: int = EVALUATIONS[1]
     timed_questions: int = QUESTIONS[1]
     final: bool = False
     training: float = 0.0
@@ -159,13 +159,13 @@ def final_plan(
     most_questions: int = QUESTIONS[1],
 ) -> Plan:
     """Return the plan once the corpus is written: as many passes as the remaining time allows."""
-    evaluations = _within(_EVALUATIONS, _EVALUATING * plan.seconds / pace.evaluation)
+    evaluations = _within(EVALUATIONS, _EVALUATING * plan.seconds / pace.evaluation)
     questions = _within(QUESTIONS, _TIMING * plan.seconds / pace.question)
     questions = min(questions, most_questions)
     beside = evaluations * pace.evaluation + questions * pace.question
     of_pass = pace.step * steps_of_pass
     passes = (plan.seconds - plan.spent - beside) / of_pass
-    epochs = round(min(max(passes, _LEAST_EPOCHS), _MOST_EPOCHS), 2)
+    epochs = round(min(max(passes, MIN_EPOCHS), MAX_EPOCHS), 2)
     return replace(
         plan,
         answer_tokens=answer_tokens,

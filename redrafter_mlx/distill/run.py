@@ -258,7 +258,7 @@ class TrainingRun:
         """Plan the passes over the written corpus, from a trial of training on it."""
         if schedule.plan is None or schedule.plan.final:
             return
-        trainer = self._trainer()
+        trainer = self.trainer()
         step, evaluation = trainer.trial(schedule.trial_seconds)
         answers = len(self._trained_for(TIMED_SHAPES)) + 1
         question = answers * TIMED_TOKENS * plain_seconds(self.target)
@@ -269,7 +269,7 @@ class TrainingRun:
 
     def fit(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
         """Stage two: train, starting where an earlier session of this run stopped."""
-        trainer, output = self._trainer(), self.job.output
+        trainer, output = self.trainer(), self.job.output
         with MetricsLog(output, trainer.steps_made) as log:
             with atomic_write(output / OPTIONS) as written:
                 written.write_text(self._options, encoding="utf-8")
@@ -277,10 +277,10 @@ class TrainingRun:
                 log.append(event)
                 yield event
 
-    def _trainer(self) -> Trainer:
+    def trainer(self) -> Trainer:
         """Return the training loop on the written corpus."""
         job, options, target, extras = self.job, self.job.training, self.target, self.extras
-        corpus = self._corpus
+        corpus = self.corpus
         trained_on, held_out = corpus.parts
         first = next((texts for path in trained_on if (texts := extras.load(path))), [])
         if not first:
@@ -305,7 +305,7 @@ class TrainingRun:
         )
 
     @property
-    def _corpus(self) -> WrittenCorpus:
+    def corpus(self) -> WrittenCorpus:
         return WrittenCorpus(self.corpus_job, self._source, self._written.blocks)
 
     def _trained_for(self, shapes: Sequence[BeamShape]) -> list[BeamShape]:
@@ -316,7 +316,7 @@ class TrainingRun:
 
     def measured_prompts(self) -> list[list[int]]:
         """Return held-out prompts for timing."""
-        return self._corpus.prompts(self.job.timed_questions)
+        return self.corpus.prompts(self.job.timed_questions)
 
     def measure(
         self,

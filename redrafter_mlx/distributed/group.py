@@ -143,7 +143,7 @@ def _patience(seconds: float, why: str) -> Iterator[None]:
 def _connect(group: mx.distributed.Group) -> LeaderConnections | FollowerConnection:
     if group.rank() == 0:
         listener = Listener()
-        told = json.dumps([_leader_addresses(), listener.port, listener.token.hex()])
+        told = json.dumps([leader_addresses(), listener.port, listener.token.hex()])
         broadcast_bytes(group, told.encode())
         leader = listener.admit(group.size() - 1)
         atexit.register(leader.close)
@@ -152,7 +152,7 @@ def _connect(group: mx.distributed.Group) -> LeaderConnections | FollowerConnect
     return FollowerConnection(hosts, port, bytes.fromhex(token), group.rank())
 
 
-def _leader_addresses() -> list[str]:
+def leader_addresses() -> list[str]:
     """Return addresses at which other ranks may reach this one, rank 0; the likeliest come first.
 
     The hostfile of a Thunderbolt ring names rank 0's address on the link to one neighbour. The

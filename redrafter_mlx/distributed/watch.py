@@ -22,7 +22,7 @@ from redrafter_mlx.errors import MismatchError, RankError
 
 _CONNECT_SECONDS = 30.0
 
-_INTRODUCTION_SECONDS = 5.0
+INTRODUCTION_SECONDS = 5.0
 """Seconds in which a newcomer must have sent its token and rank."""
 
 _MOST_CHARACTERS = 1 << 20
@@ -57,7 +57,7 @@ class Listener:
                 self._listening.settimeout(max(deadline - time.monotonic(), 0.01))
                 connection, _ = self._listening.accept()
                 line = _Line(connection)
-                hurry = threading.Timer(_INTRODUCTION_SECONDS, _hang_up, [connection])
+                hurry = threading.Timer(INTRODUCTION_SECONDS, _hang_up, [connection])
                 hurry.start()
                 rank = self._rank_of(line)
                 hurry.cancel()

@@ -41,8 +41,8 @@ class DraftModel(CachedDrafter, well_formed=True):
 
         target: the model's, if it was made before
         """
-        self._model = target or Target(model)
-        size = self._model.vocab_size
+        self.model = target or Target(model)
+        size = self.model.vocab_size
         super().__init__(name, model, DraftVocabulary(size, size))
         self._tokenizer = tokenizer
         self._cost = 1.0
@@ -53,10 +53,10 @@ class DraftModel(CachedDrafter, well_formed=True):
         Raises MismatchError, naming the first token that differs.
         """
         bound = copy.copy(self)
-        common = min(target.vocab_size, self._model.vocab_size)
+        common = min(target.vocab_size, self.model.vocab_size)
         check_same_tokens(self._tokenizer, tokenizer, common, self._name)
         bound.vocabulary = DraftVocabulary(common, target.vocab_size)
-        bound._cost = min(nbytes_of(self._model.model) / nbytes_of(target.model), 1.0)
+        bound._cost = min(nbytes_of(self.model.model) / nbytes_of(target.model), 1.0)
         return bound
 
     @property
@@ -65,7 +65,7 @@ class DraftModel(CachedDrafter, well_formed=True):
 
     @property
     def can_cut(self) -> bool:
-        return not self._model.states
+        return not self.model.states
 
     @property
     def level_cost(self) -> float:
@@ -73,18 +73,18 @@ class DraftModel(CachedDrafter, well_formed=True):
 
     @property
     def timing_key(self) -> str:
-        return f"draft model {self._model.model_type} {shapes_hash(self.module)}"
+        return f"draft model {self.model.model_type} {shapes_hash(self.module)}"
 
     def new_cache(self) -> TreeCache:
-        return self._model.new_cache()
+        return self.model.new_cache()
 
     def append(self, seen: Seen, cache: TreeCache) -> None:
-        self._model.hidden(embeddable(seen.tokens[:, :-1], self._model), cache.layers)
+        self.model.hidden(embeddable(seen.tokens[:, :-1], self.model), cache.layers)
 
     def levels(self, memory: Memory, seen: Seen, drafts: int) -> DraftLevels:
         del drafts
-        form = RecurrentLevels if self._model.states else DraftModelLevels
-        return form(self._model, self.filled_cache(memory), seen, self.vocabulary)
+        form = RecurrentLevels if self.model.states else DraftModelLevels
+        return form(self.model, self.filled_cache(memory), seen, self.vocabulary)
 
 
 class DraftModelLevels(CachedLevels):
@@ -97,22 +97,22 @@ class DraftModelLevels(CachedLevels):
         self, model: Target, cache: TreeCache, seen: Seen, vocabulary: DraftVocabulary
     ) -> None:
         super().__init__(vocabulary, cache, seen, seen.root_position + 1, seen.bound + 1)
-        self._model = model
+        self.model = model
 
     def first(self) -> mx.array:
         """Read positions committed since the last step; return logits [B, 1, V'] after the root."""
         seen = self._seen
-        tokens = embeddable(seen.tokens, self._model)
+        tokens = embeddable(seen.tokens, self.model)
         self._cache.plan_tree(chain(tokens), seen.position, seen.bound)
-        hidden, _ = self._model.call(tokens, self._cache)
+        hidden, _ = self.model.call(tokens, self._cache)
         commit(seen, self._cache, tokens.shape[1])
         at_root = mx.take_along_axis(hidden, seen.count[:, None, None], axis=1)
-        return self._cut(self._model.logits(at_root))
+        return self._cut(self.model.logits(at_root))
 
     def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
         """Return logits [B, W, V'] after tokens [B, W], which extend beams `parents` [B, W]."""
         self._plan(parents)
-        _, logits = self._model.call(embeddable(tokens, self._model), self._cache)
+        _, logits = self.model.call(embeddable(tokens, self.model), self._cache)
         return self._cut(logits)
 
     def _cut(self, logits: mx.array) -> mx.array:
@@ -137,7 +137,7 @@ class RecurrentLevels(DraftModelLevels):
         self._tree = with_level(self._tree, self._newest, parents, tokens)
         self._newest = W = tokens.shape[1]
         self._cache.plan_tree(self._tree, seen.root_position, seen.bound)
-        _, logits = self._model.call(embeddable(self._tree.tokens, self._model), self._cache)
+        _, logits = self.model.call(embeddable(self._tree.tokens, self.model), self._cache)
         self._cache.pending = None  # the call committed the text, and drafts are not committed
         return self._cut(logits[:, -W:])
 

@@ -35,16 +35,16 @@ class EngineCore:
     ) -> None:
         """`lock` is the model's, which the scheduler takes for every round."""
         self._make_scheduler, self._lock, self._thread = make_scheduler, lock, thread
-        self._scheduler = make_scheduler()
-        self._submitted: SimpleQueue[Answer] = SimpleQueue()  # and not in the scheduler yet
+        self.scheduler = make_scheduler()
+        self.submitted: SimpleQueue[Answer] = SimpleQueue()  # and not in the scheduler yet
         self._closed = False
         self._progress = time.monotonic()
         thread.enter(lock)
 
     @property
     def status(self) -> EngineStatus:
-        scheduler = self._scheduler
-        waiting = scheduler.waiting + self._submitted.qsize()
+        scheduler = self.scheduler
+        waiting = scheduler.waiting + self.submitted.qsize()
         return EngineStatus(scheduler.running, waiting, self._progress)
 
     def submit(self, answers: Sequence[Answer], cancels: Cancels) -> None:
@@ -54,7 +54,7 @@ class EngineCore:
             raise EngineFailedError("the model was closed; load it again")
         self._thread.start()  # or nothing is queued
         for answer in answers:
-            self._submitted.put(answer)
+            self.submitted.put(answer)
         self._thread.submit(self._round)
 
     def close(self) -> None:
@@ -65,24 +65,24 @@ class EngineCore:
     def _round(self) -> bool:
         """Take in new answers and work one round; False if nothing is left to do."""
         self._progress = time.monotonic()
-        while not self._submitted.empty():
-            self._scheduler.add(self._submitted.get())
+        while not self.submitted.empty():
+            self.scheduler.add(self.submitted.get())
         if self._closed:
-            self._fail("the model was closed")
-        if self._scheduler.idle:
+            self.fail("the model was closed")
+        if self.scheduler.idle:
             return False
         try:
-            self._scheduler.work(self._thread.alone)
+            self.scheduler.work(self._thread.alone)
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)  # they hold every cache of the round
             why = device_failure(error) or f"{type(error).__name__}: {error}"
-            self._fail(f"the engine failed: {why}", error)
+            self.fail(f"the engine failed: {why}", error)
         self._progress = time.monotonic()
-        return not self._scheduler.idle
+        return not self.scheduler.idle
 
-    def _fail(self, why: str, cause: BaseException | None = None) -> None:
+    def fail(self, why: str, cause: BaseException | None = None) -> None:
         """End all answers with an error, and replace the scheduler."""
         error = EngineFailedError(" ".join(why.split()))
         error.__cause__ = cause
-        failed, self._scheduler = self._scheduler, self._make_scheduler()
+        failed, self.scheduler = self.scheduler, self._make_scheduler()
         failed.fail(error)

@@ -134,12 +134,12 @@ class Redrafter:
             keeper,
             earlier,
         )
-        self._core = EngineCore(scheduler, self.target.lock, self.thread)
-        weakref.finalize(self, self._core.close)
+        self.core = EngineCore(scheduler, self.target.lock, self.thread)
+        weakref.finalize(self, self.core.close)
 
     @property
     def status(self) -> EngineStatus:
-        return self._core.status
+        return self.core.status
 
     @property
     def context_length(self) -> int | None:
@@ -148,7 +148,7 @@ class Redrafter:
 
     def close(self) -> None:
         """Stop the engine; running answers end with EngineFailedError. May be called again."""
-        self._core.close()
+        self.core.close()
 
     @property
     def beam_shape(self) -> BeamShape:
@@ -290,7 +290,7 @@ class Redrafter:
                 self._answer(request, _with_index(i, listener), lambda: listener.unread)
                 for i, request in enumerate(requests)
             ]
-            self._core.submit(answers, cancels)
+            self.core.submit(answers, cancels)
 
         return self.thread.listen(begin)
 
@@ -352,7 +352,7 @@ class Redrafter:
         return Request(tuple(ids), options, constraint, on_prefill)
 
     def _begin(self, request: Request, listener: Listener[Response], cancels: Cancels) -> None:
-        self._core.submit([self._answer(request, listener, lambda: listener.unread)], cancels)
+        self.core.submit([self._answer(request, listener, lambda: listener.unread)], cancels)
 
     def _answer(self, request: Request, emit: Emit[Response], unread: Callable[[], int]) -> Answer:
         """Return the answer to a request, not begun."""

@@ -94,7 +94,7 @@ class Prefixes:
 
     def __init__(self, max_bytes: int, store: PrefixStore | None = None) -> None:
         """`store`: keeps them on disk, too."""
-        self.cache, self._store = PrefixCache(max_bytes), store
+        self.cache, self.store = PrefixCache(max_bytes), store
 
     def take(self, answer: Answer) -> tuple[SequenceCache, int]:
         """Return a cache for an answer, and how many tokens of its prompt it holds."""
@@ -137,19 +137,19 @@ class Prefixes:
         with _only_logged():
             _catch_up(cache, drafter)
             kept = self.cache.keep(cache, tokens, drafter, len(answer.request.prompt))
-            if kept is not None and self._store is not None:
+            if kept is not None and self.store is not None:
                 found = (kept.tokens, cache.arrays, kept.remembered, kept.prompt)
-                self._store.save(StoredPrefix(*found))
+                self.store.save(StoredPrefix(*found))
 
     def _load(self, answer: Answer) -> None:
         """Load the text that holds most of an answer's prompt, if it is on disk alone."""
-        if self._store is None:
+        if self.store is None:
             return
         prompt, decoder = answer.request.prompt, answer.decoder
-        path, shared = self._store.longest(prompt)
+        path, shared = self.store.longest(prompt)
         if path is None or shared - self.cache.known(prompt, decoder.drafter) < _MIN_LOADED:
             return
-        if (stored := self._store.load(path)) is not None:
+        if (stored := self.store.load(path)) is not None:
             cache = decoder.new_cache().holding(stored.arrays, stored.remembered)
             self.cache.restore(cache, stored.tokens, stored.remembered, stored.prompt)
 

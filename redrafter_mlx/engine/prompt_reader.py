@@ -10,22 +10,22 @@ from redrafter_mlx.engine.request import Answer
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.runtime.device import backend
 
-_PREFILL_SECONDS = 0.25
+PREFILL_SECONDS = 0.25
 """Maximum time that running answers wait in a round while prompts are read."""
 
 _PLANNED = 0.8
 """Share of that time that a round plans to take if it goes on with a prompt: its context has grown
 since the chunk by whose speed it is planned, so that it will take longer."""
 
-_MAX_TOKENS = 512
+MAX_TOKENS = 512
 """Prompt tokens read in a round while nothing is being decoded, or more if they take no longer than
 running answers would wait; otherwise no round reads more."""
 
-_FIRST_TOKENS, _MIN_TOKENS = 32, 8
+_FIRST_TOKENS, MIN_TOKENS = 32, 8
 """Number of prompt tokens read in a round until the prefill speed is measured, and the minimum
 afterwards, which is for very long contexts: fewer would take hardly less time."""
 
-_MAX_INDEXED = 4096
+MAX_INDEXED = 4096
 """Maximum number of tokens of one prompt that are indexed in a round, in about 20 milliseconds. A
 round reads fewer, but a prefix that is in the cache may be longer."""
 
@@ -58,7 +58,7 @@ class PromptReader:
                     answer.prefill.read(size)
             except RedrafterError as error:
                 answer.error = error
-            answer.show_prompt(_MAX_INDEXED)  # while the device computes
+            answer.show_prompt(MAX_INDEXED)  # while the device computes
             self._tokens += size
             read.append(answer)
         if backend() == "cpu":  # MLX has waited for nearly all of it while it submitted
@@ -87,7 +87,7 @@ class PromptReader:
         """Wait for the chunks of prompts that have more of them, and measure their speed."""
         for answer in unfinished:
             answer.prefill.wait()
-        if unfinished and self._tokens >= _MIN_TOKENS:
+        if unfinished and self._tokens >= MIN_TOKENS:
             self._speed = self._tokens / (time.perf_counter() - self._began)
 
     def _room(self, alone: bool) -> int:
@@ -95,10 +95,10 @@ class PromptReader:
         if not (alone or self._speed):
             return _FIRST_TOKENS
         goes_on = any(answer.prefill.begun for answer in self.reading)
-        tokens = int(self._speed * _PREFILL_SECONDS * (_PLANNED if goes_on else 1.0))
+        tokens = int(self._speed * PREFILL_SECONDS * (_PLANNED if goes_on else 1.0))
         if alone:
-            return max(_MAX_TOKENS, min(tokens, PREFILL_CHUNK))
-        return max(_MIN_TOKENS, min(tokens, _MAX_TOKENS))
+            return max(MAX_TOKENS, min(tokens, PREFILL_CHUNK))
+        return max(MIN_TOKENS, min(tokens, MAX_TOKENS))
 
     def _next(self, read: Sequence[Answer]) -> Answer | None:
         """Return the next prompt to read, among those not in `read`: shortest and oldest in turn.

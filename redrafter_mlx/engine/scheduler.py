@@ -60,10 +60,10 @@ class Scheduler:
         earlier: EarlierOnDisk | None = None,
     ) -> None:
         self._target, self._tuning, self._keeper = target, tuning, keeper
-        self._options, self._memory = options, memory
-        self._prefixes = Prefixes(self._memory.prefix_bytes, store)
-        self._earlier = earlier
-        self._memory.pool.add(self)
+        self._options, self.memory = options, memory
+        self.prefixes = Prefixes(self.memory.prefix_bytes, store)
+        self.earlier = earlier
+        self.memory.pool.add(self)
         self._open: set[Answer] = set()  # all that have not been told of their end
         self._waiting: list[Answer] = []
         self._prompts = PromptReader()
@@ -85,7 +85,7 @@ class Scheduler:
     @property
     def kept(self) -> PrefixCache:
         """Texts that are kept for later prompts."""
-        return self._prefixes.cache
+        return self.prefixes.cache
 
     @property
     def idle(self) -> bool:
@@ -93,11 +93,11 @@ class Scheduler:
 
     def add(self, answer: Answer) -> None:
         """Queue an answer; it begins when there is room, and is refused if there never can be."""
-        answer.error = self._memory.refusal(answer.request)
+        answer.error = self.memory.refusal(answer.request)
         self._open.add(answer)
         self._waiting.append(answer)
         for other in self._prompts.reading:
-            self._prefixes.await_prefix(answer, other)
+            self.prefixes.await_prefix(answer, other)
 
     def work(self, alone: bool = True) -> None:
         """Run one round, and tell the caller of every answer that it ended.
@@ -115,7 +115,7 @@ class Scheduler:
             read = [] if joined else self._prompts.read(alone=not self._running)
             over += self._advance(paused=bool(read) or not alone)
             read_at = max([batch.read_at for batch in self._batches.values()], default=0.0)
-            self._prefixes.keep_awaited(read)
+            self.prefixes.keep_awaited(read)
             for answer in self._prompts.end_round(read, read_at):
                 self._start(answer)
         self._close_round(over)
@@ -141,19 +141,19 @@ class Scheduler:
             self._prompts.reading.remove(answer)
             over.append(answer)
             if answer.error is None:
-                self._prefixes.keep_prefill(answer)
+                self.prefixes.keep_prefill(answer)
         return over
 
     def _admit(self) -> list[Answer]:
         """Start the prefill of answers for which there is room; return those that are refused."""
-        self._memory.make_room(0, self._prefixes.cache)  # running answers have grown
+        self.memory.make_room(0, self.prefixes.cache)  # running answers have grown
         refused = []
         while self.running < self._options.max_batch:
             answer = next((one for one in self._waiting if not one.awaits_prefix), None)
             if answer is None:
                 break
             room = self._has_room(answer)
-            others_run = self.running or self._memory.pool.others_run(self)
+            others_run = self.running or self.memory.pool.others_run(self)
             if not (room or others_run):
                 mx.synchronize()  # a step that was submitted ahead holds the last answer's memory
                 room = self._has_room(answer)
@@ -165,10 +165,10 @@ class Scheduler:
                     answer.error = error
                     refused.append(answer)
                 continue
-            answer.error = self._memory.refusal(answer.request)  # the bytes of a slot are known now
+            answer.error = self.memory.refusal(answer.request)  # the bytes of a slot are known now
             if answer.error is None and others_run:
                 break
-            answer.error = answer.error or self._memory.busy(answer.request)
+            answer.error = answer.error or self.memory.busy(answer.request)
             self._waiting.remove(answer)
             refused.append(answer)
         return refused
@@ -178,7 +178,7 @@ class Scheduler:
 
         None is dropped in vain, and the prefix that the answer needs only after all others.
         """
-        memory, request = self._memory, answer.request
+        memory, request = self.memory, answer.request
         running = [memory.slots(one.request, one.committed) for one in self._running]
         unread = [memory.slots(one.request) for one in self._prompts.reading]
         needed = memory.needed(memory.slots(request), [*running, *unread], len(unread))
@@ -186,8 +186,8 @@ class Scheduler:
         if self.running and excess > memory.pool.kept_bytes:
             return False
         if excess > 0:
-            self._prefixes.touch(answer)
-        return memory.make_room(needed, self._prefixes.cache)
+            self.prefixes.touch(answer)
+        return memory.make_room(needed, self.prefixes.cache)
 
     def _begin(self, answer: Answer) -> None:
         prompt, options, decoder = answer.request.prompt, answer.request.options, answer.decoder
@@ -203,13 +203,13 @@ class Scheduler:
         answer.pipeline, answer.status = self._batches[key], Status.PREFILL
         others = min(self.running + len(self._waiting), self._options.max_batch - 1)
         answer.first_shape = answer.pipeline.first_shape(answer, 1 + others)
-        cache, start = self._prefixes.take(answer)
+        cache, start = self.prefixes.take(answer)
         drafts = answer.first_shape != PLAIN
         answer.prefill = Prefill(self._target, decoder.drafter, cache, start, [prompt], drafts)
         answer.tally.start(cached=start)
         self._prompts.reading.append(answer)
         for other in self._waiting:
-            self._prefixes.await_prefix(other, answer)
+            self.prefixes.await_prefix(other, answer)
 
     def _start(self, answer: Answer) -> None:
         """Choose the first token of an answer, and add the answer to its batch."""
@@ -224,7 +224,7 @@ class Scheduler:
             return
         answer.pipeline.join(answer, *first)
         self._running.append(answer)
-        self._memory.learn(answer.prefill.cache)
+        self.memory.learn(answer.prefill.cache)
         del answer.prefill  # the batch holds its cache
 
     def _advance(self, paused: bool) -> list[Answer]:
@@ -234,7 +234,7 @@ class Scheduler:
         slots = 0
         for batch in batches:
             slots += (growth := batch.growth)
-            if growth and not self._memory.can_grow(slots, self._prefixes.cache):
+            if growth and not self.memory.can_grow(slots, self.prefixes.cache):
                 self._end_longest()
         for batch in batches:
             try:
@@ -250,7 +250,7 @@ class Scheduler:
                 self._running.remove(answer)
                 over.append(answer)
                 if answer.error is None:
-                    self._prefixes.keep_answer(answer, cache)
+                    self.prefixes.keep_answer(answer, cache)
         return over
 
     def _update_statuses(self) -> bool:
@@ -311,7 +311,7 @@ class Scheduler:
         if self._tuning is not None:
             for policy in ended:
                 self._tuning.record(policy)
-        if over and self._earlier is not None:
-            self._earlier.save()
+        if over and self.earlier is not None:
+            self.earlier.save()
         if idle:
             mx.clear_cache()

@@ -135,7 +135,7 @@ class _Opened:
 def _checked(name: str) -> str | Bindable:
     """Check a drafter's name and return it, or the drafter that "FILE.py:CLASS" makes."""
     if is_class(name):
-        return _from_file(name)
+        return drafter_of_class(name)
     if name in (TRAINED, MTP) or model_with_head(name) is not None:
         return name
     if not _names_model(name):
@@ -201,7 +201,7 @@ def _language_model(draft: LoadedTarget) -> Bindable:
     return drafter
 
 
-def _from_file(name: str) -> Bindable:
+def drafter_of_class(name: str) -> Bindable:
     """Make a drafter of the class that "FILE.py:CLASS" names, without arguments."""
     path, _, wanted = name.rpartition(":")
     if not Path(path).is_file():

@@ -122,7 +122,7 @@ def load_target(
         stored = stored_model(local.path) if quantize == 4 else None
         if stored is not None and stored.bits is None and stored.size.mostly_embedding:
             LOG.warning("%s in 4 bits: %s", local.name, MOSTLY_EMBEDDING)
-        return _load(local, dtype, quantize, ranks, weights=weights)
+        return read_target(local, dtype, quantize, ranks, weights=weights)
     except DamagedFileError as error:
         if local.remedy is None:
             raise
@@ -133,7 +133,7 @@ def load_target(
         raise BadInputError(f"{local.name} cannot be brought into memory: {error}") from error
 
 
-def _load(
+def read_target(
     local: LocalModel,
     dtype: DType,
     quantize: int | None,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from redrafter_mlx.runtime.launched import launched_rank
 
-_STATISTICS = Path("/proc/stat")
+STATISTICS = Path("/proc/stat")
 
 _STOLEN = 0.05
 """Share of stolen time above which measurements say more about the host than about this project."""
@@ -40,7 +40,7 @@ class _Time(NamedTuple):
         used = stolen = 0.0
         with contextlib.suppress(OSError, ValueError):
             _, user, nice, system, _, _, irq, softirq, taken, *_ = (
-                _STATISTICS.read_text(encoding="ascii").partition("\n")[0].split()
+                STATISTICS.read_text(encoding="ascii").partition("\n")[0].split()
             )
             tick = os.sysconf("SC_CLK_TCK")
             used = sum(map(int, (user, nice, system, irq, softirq))) / tick

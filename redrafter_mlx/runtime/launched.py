@@ -17,7 +17,7 @@ _NAMING_SECONDS = 2.0
 
 _ENDING_SECONDS = 5.0
 
-_JOINED = threading.Event()
+JOINED = threading.Event()
 """Whether this process has joined the other ranks, which follow one model."""
 
 
@@ -119,9 +119,9 @@ def let_rank_0_fail() -> None:
 
 def join_once() -> None:
     """Record that this process joins the other ranks; raises RankError the second time."""
-    if _JOINED.is_set():
+    if JOINED.is_set():
         raise RankError(
             "the ranks of a launch share one model, and have one already; load it once, or "
             "start another launch"
         )
-    _JOINED.set()
+    JOINED.set()

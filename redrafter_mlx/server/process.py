@@ -12,7 +12,7 @@ from uvicorn.logging import DefaultFormatter
 
 from redrafter_mlx.server.tasks import Ending
 
-_FINISH, _END = 3, 1
+FINISH_SECONDS, END_SECONDS = 3, 1
 """Seconds in which answers may finish, and then end with an error that their clients can read."""
 
 
@@ -32,11 +32,11 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, ending: Ending) -> None:
         super().__init__(config)
-        self.config.timeout_graceful_shutdown = _FINISH + _END
+        self.config.timeout_graceful_shutdown = FINISH_SECONDS + END_SECONDS
         self._ending = ending
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        timer = asyncio.get_running_loop().call_later(_FINISH, self._ending.begin)
+        timer = asyncio.get_running_loop().call_later(FINISH_SECONDS, self._ending.begin)
         try:
             await super().shutdown(sockets)
             if self.force_exit:  # a second Ctrl-C, after which uvicorn leaves this out

@@ -15,10 +15,10 @@ from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.server.api_error import LOG, ApiError, as_api_error
 from redrafter_mlx.server.tasks import ClientGoneError, client_gone, race
 
-_UNREAD_SECONDS = 60
+UNREAD_SECONDS = 60
 """Seconds after which a client that reads nothing is gone: its answers hold places meanwhile."""
 
-_HEARTBEAT_SECONDS = 5.0
+HEARTBEAT_SECONDS = 5.0
 """Seconds of silence until a stream gets an empty chunk."""
 
 Json = dict[str, Any]
@@ -77,7 +77,7 @@ class EventStream(Response):
             sent_at = loop.time()
             part = {"type": "http.response.body", "body": text.encode(), "more_body": True}
             try:
-                async with asyncio.timeout(_UNREAD_SECONDS):
+                async with asyncio.timeout(UNREAD_SECONDS):
                     await send(part)
             except TimeoutError:
                 raise ClientGoneError from None
@@ -87,8 +87,8 @@ class EventStream(Response):
 
         async def beat() -> None:
             while True:
-                await asyncio.sleep(sent_at + _HEARTBEAT_SECONDS - loop.time())
-                if loop.time() - sent_at >= _HEARTBEAT_SECONDS:
+                await asyncio.sleep(sent_at + HEARTBEAT_SECONDS - loop.time())
+                if loop.time() - sent_at >= HEARTBEAT_SECONDS:
                     await emit(self._silence())
 
         async def produce() -> None:

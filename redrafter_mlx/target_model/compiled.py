@@ -96,7 +96,7 @@ class TreeCall:
 
         self.graphs = CompiledGraphs(build)
         self._backbone, self._head, self._linears = backbone, head, linears
-        self._uses: dict[Hashable, int] = {}  # of sizes not compiled yet, the latest last
+        self.uses: dict[Hashable, int] = {}  # of sizes not compiled yet, the latest last
         self._last: tuple[int, ...] = ()
         self.built = 0
 
@@ -123,11 +123,11 @@ class TreeCall:
         in_use = not self._last or tokens.shape in (self._last, (1, 1))
         self._last = tokens.shape
         if not (compiled and in_use) and size not in self.graphs:
-            uses = self._uses.pop(size, 0)
+            uses = self.uses.pop(size, 0)
             if uses < _CALLS_BEFORE_COMPILING:
-                self._uses[size] = uses + 1
-                if len(self._uses) > MAX_GRAPHS:
-                    del self._uses[next(iter(self._uses))]
+                self.uses[size] = uses + 1
+                if len(self.uses) > MAX_GRAPHS:
+                    del self.uses[next(iter(self.uses))]
                 self.built += compiled
                 hidden = self._backbone(inputs, cache=cache.layers)
                 return hidden, self._head(hidden)

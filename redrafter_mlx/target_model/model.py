@@ -153,12 +153,12 @@ class Target:
     @property
     def compiled(self) -> int:
         """Number of graphs compiled so far, including those dropped since."""
-        return self._tree_call.graphs.compiled
+        return self.tree_call.graphs.compiled
 
     @property
     def slow_calls(self) -> int:
         """Number of calls so far that took longer than others of their size: compiled, or built."""
-        return self._tree_call.graphs.compiled + self._tree_call.built
+        return self.tree_call.graphs.compiled + self.tree_call.built
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -209,7 +209,7 @@ class Target:
         self, tokens: mx.array, cache: TreeCache, compiled: bool = True
     ) -> tuple[mx.array, mx.array]:
         """Return hidden states and logits of tokens [B, N] that the cache is planned for."""
-        return self._tree_call(tokens, cache, compiled)
+        return self.tree_call(tokens, cache, compiled)
 
     def hidden(self, tokens: mx.array, cache: Sequence[object]) -> mx.array:
         """Return hidden states [B, N, C] of a call on one cache per layer; each may be None."""
@@ -248,7 +248,7 @@ class Target:
         self._read = self._rotations.sharing(with_grouped_masks(read) if self._grouped else read)
         head, size = self._head, self.hidden_size  # and not `self`, which holds the graphs
         new_cache = partial(TreeCache, self.n_caches, self.states, self.windows)
-        self._tree_call = TreeCall(
+        self.tree_call = TreeCall(
             self._read, lambda hidden: head(hidden[..., -size:]), self._linears, new_cache
         )
 

@@ -8,11 +8,11 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from redrafter_mlx.speculation.sampling import log_softmax
 
-_CHUNK = 2048
+CHUNK = 2048
 """Number of prompt tokens in one call, as in mlx-lm's loop. Of these calls only the cache is
 computed, no logits."""
 
-_LAST = 64
+LAST = 64
 """Maximum number of prompt tokens in the call that ends a prompt; it computes logits for each."""
 
 
@@ -30,9 +30,9 @@ def sequential_log_probs(model: nn.Module, text: list[int], start: int, rows: in
         logits: mx.array = model(mx.array([text[begin:end]]), cache=cache)
         return logits
 
-    read = start - 1 if rows == 1 else max(0, start - _LAST)
-    for at in range(0, read, _CHUNK):
-        call(at, min(at + _CHUNK, read))
+    read = start - 1 if rows == 1 else max(0, start - LAST)
+    for at in range(0, read, CHUNK):
+        call(at, min(at + CHUNK, read))
         mx.eval([layer.state for layer in cache])
     found = []
     if rows > 1:

@@ -48,7 +48,7 @@ def check_trees(target: Target) -> float:
     prompt = [t % V for t in (1, 5, 2, 7, 23, 81, 46, 13)]
     candidates = [[t % V for t in row] for row in ((3, 11, 4), (3, 12, 9), (3, 11, 8))]
     texts = mx.array([prompt + candidate for candidate in candidates])
-    first, last = _logits(target.plain, texts[:, :-1], texts[:, -1:])
+    first, last = logits_of(target.plain, texts[:, :-1], texts[:, -1:])
     read, single = log_softmax(first[0, : len(prompt)]), log_softmax(last[:, -1])
     mx.eval(read, single)
     if not mx.all(mx.isfinite(single)).item():
@@ -69,7 +69,7 @@ def check_trees(target: Target) -> float:
     exact = target.dtype == mx.float32 and float32_is_exact()
     if exact and all(error <= _SMALL for error in errors.values()):
         return max(errors.values())
-    (together,) = _logits(target.plain, texts)
+    (together,) = logits_of(target.plain, texts)
     noise = _number(mx.max(_differences(log_softmax(together[:, -1]), single)))
     rounding = max(mx.finfo(target.dtype).eps, 0.0 if float32_is_exact() else _TF32)
     allowed = _NOISE_FACTOR * (noise + rounding)
@@ -83,7 +83,7 @@ def check_trees(target: Target) -> float:
     return max(errors.values())
 
 
-def _logits(model: nn.Module, *parts: mx.array) -> list[mx.array]:
+def logits_of(model: nn.Module, *parts: mx.array) -> list[mx.array]:
     """Return logits [W, P, V] in each part [W, P] of some texts, from mlx-lm's model and cache.
 
     One call reads one part.

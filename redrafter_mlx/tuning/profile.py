@@ -47,7 +47,7 @@ _BUDGET, _PATIENCE = 12.0, 4
 often that time the repeats may take while they differ too much: `tune` takes a minute on a quiet
 machine and three on a busy one (test_measuring_ends_in_time_on_a_machine_that_stays_busy)."""
 
-_ROUNDS, _MAX_ROUNDS = 3, 9
+_ROUNDS, MAX_ROUNDS = 3, 9
 """Minimum number of repeats, which is how many of the last ones must agree, and the maximum once
 they do; also of repeats of a call that seems to take longer than one with more rows, and of calls
 that are submitted at once. The shortest is used: other work on the machine only adds time
@@ -63,12 +63,12 @@ class Profiler:
 
     def __init__(self, target: Target, drafter: Drafter | None, widest: int) -> None:
         """`widest`: maximum number of beams drafted for a sequence, 0 without a drafter."""
-        self._target, self._drafter, self._widest = target, drafter, widest
+        self.target, self.drafter, self._widest = target, drafter, widest
         self._caches: dict[int, TreeCache] = {}  # by context
 
     def cases(self) -> list[Case]:
         """Return the cases to measure, the most informative first."""
-        longest = None if self._drafter is None else self._drafter.max_length
+        longest = None if self.drafter is None else self.drafter.max_length
         lengths = sorted({min(n, longest or n) for n in DRAFT_LENGTHS})
         calls: list[Case] = [("call", rows, SHORT_CONTEXT) for rows in FEW_ROWS]
         more: list[Case] = [("call", rows, SHORT_CONTEXT) for rows in ROWS if rows not in FEW_ROWS]
@@ -87,7 +87,7 @@ class Profiler:
           budget: seconds for first calls, again for repeats, and again for overheads
         """
         report = done or (lambda _: None)
-        with self._target.in_use():
+        with self.target.in_use():
             rounds = self._rounds(self.cases(), report, budget)
         seconds = {case: min(times) for case, times in rounds.items()}
         seconds |= self._overheads(seconds["call", 1, SHORT_CONTEXT], budget)
@@ -98,7 +98,7 @@ class Profiler:
     def sample(self, setup: Setup) -> Timings:
         """Time a few calls of few rows, to compare libraries of matrix products in seconds."""
         calls: list[Case] = [("call", rows, SHORT_CONTEXT) for rows in FEW_ROWS[:6]]
-        with self._target.in_use():
+        with self.target.in_use():
             rounds = self._rounds(calls, lambda _: None, _BUDGET / _PATIENCE)
         self._caches.clear()
         seconds = {case: min(times) for case, times in rounds.items()}
@@ -109,16 +109,16 @@ class Profiler:
         """Return a call to time; calls at one context share a cache."""
         kind, first, second = case
         if kind == "draft":
-            assert self._drafter is not None
-            return drafting_call(self._target, self._drafter, BeamShape(first, second))
-        cache = self._caches.setdefault(second, self._target.new_cache())
-        return verification_call(self._target, cache, first, second)
+            assert self.drafter is not None
+            return drafting_call(self.target, self.drafter, BeamShape(first, second))
+        cache = self._caches.setdefault(second, self.target.new_cache())
+        return verification_call(self.target, cache, first, second)
 
     def _seconds(self, call: Call) -> float:
         """Return the seconds of a call that follows one like it, the mean of several short ones."""
-        first = seconds_of(self._target, call, 1)
-        times = max(1, min(_MAX_ROUNDS, int(_BURST / max(first, 1e-9))))
-        return seconds_of(self._target, call, times)
+        first = seconds_of(self.target, call, 1)
+        times = max(1, min(MAX_ROUNDS, int(_BURST / max(first, 1e-9))))
+        return seconds_of(self.target, call, times)
 
     def _rounds(
         self, cases: Sequence[Case], report: Callable[[float], None], budget: float
@@ -131,7 +131,7 @@ class Profiler:
             if 2 * i >= len(cases) and time.perf_counter() - began > budget:
                 break
             calls[case] = self._call(case)
-            times[case] = [seconds_of(self._target, calls[case], 1)]
+            times[case] = [seconds_of(self.target, calls[case], 1)]
             report(i / len(cases) / 2)
         if time.perf_counter() - began > 2 * budget:
             return times  # repeats would take minutes: the first calls are the measurement
@@ -146,9 +146,9 @@ class Profiler:
                 continue
             agree = _spread(times) <= MAX_SPREAD
             limit = budget if agree else _PATIENCE * budget
-            if spent * (done + 1) / done > limit or (agree and done == _MAX_ROUNDS):
+            if spent * (done + 1) / done > limit or (agree and done == MAX_ROUNDS):
                 break
-        for _ in range(_MAX_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             for case in _doubted(times):
                 times[case].append(self._seconds(calls[case]))
         return times
@@ -163,17 +163,17 @@ class Profiler:
         off more than half of one.
         """
         shapes = [replace(s, width=min(s.width, self._widest or 1)) for s in TIMED_STEPS]
-        shapes = shapes if self._drafter is not None else [PLAIN]
+        shapes = shapes if self.drafter is not None else [PLAIN]
         steps: list[list[float]] = [[] for _ in shapes]
         parts: list[list[float]] = [[] for _ in shapes]
         began = time.perf_counter()
         while not steps[0] or (len(steps[0]) < _ROUNDS and time.perf_counter() - began < budget):
             for i, shape in enumerate(shapes):
-                decoder = Decoder(self._target, self._drafter, shape, SamplingParams())
+                decoder = Decoder(self.target, self.drafter, shape, SamplingParams())
                 steps[i].append(step_seconds(decoder))
                 cases: list[Case] = [("call", shape.nodes, SHORT_CONTEXT)]
                 cases += [] if shape == PLAIN else [("draft", shape.width, shape.length)]
-                with self._target.in_use():
+                with self.target.in_use():
                     calls = [self._call(case) for case in cases]
                     parts[i].append(
                         sum([min([self._seconds(c) for _ in range(_ROUNDS)]) for c in calls])

@@ -58,7 +58,7 @@ class Tuner:
         self.kept = self.measured
         self._profiler = Profiler(target, drafter, self.widest)
         self._lent: dict[TunedPolicy, AcceptMethod] = {}  # until they are recorded
-        self._lock, self._measuring = threading.Lock(), threading.Lock()
+        self._lock, self.measuring = threading.Lock(), threading.Lock()
         self._use_timings()
 
     @property
@@ -77,7 +77,7 @@ class Tuner:
           BusyError: the machine is too busy to be measured; nothing is used or saved
         """
         self._target.lock.check()  # before it waits for another measurement
-        with self._measuring:  # and without the lock: answers may begin meanwhile
+        with self.measuring:  # and without the lock: answers may begin meanwhile
             timings = self._profiler.measure(self.setup, done)
             if not timings.usable:
                 raise BusyError(
@@ -93,7 +93,7 @@ class Tuner:
     def sampled_costs(self) -> CostModel:
         """Time a few calls and return what they cost; nothing is used or saved."""
         self._target.lock.check()
-        with self._measuring:
+        with self.measuring:
             return self._cost_model(self._profiler.sample(self.setup))
 
     def best_shape(

@@ -348,7 +348,7 @@ def test_a_doctors_section_that_breaks_is_itself_a_finding(
     def fail(_: doctor.Report) -> doctor.Facts:
         raise ValueError("odd")
 
-    monkeypatch.setattr(doctor, "_memory", fail)
+    monkeypatch.setattr(doctor, "memory_facts", fail)
     report = doctor.examine()
     assert any("memory" in p.what and "odd" in p.what for p in report.problems)
     assert not report.unusable

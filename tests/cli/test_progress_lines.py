@@ -21,7 +21,7 @@ from redrafter_mlx.cli.progress import (
     progress_bars,
     progress_lines,
 )
-from redrafter_mlx.cli.train_screen import _stage
+from redrafter_mlx.cli.train_screen import stage
 
 
 def terminal(monkeypatch: pytest.MonkeyPatch, columns: int = 100) -> Screen:
@@ -58,7 +58,7 @@ def test_training_shows_bar_count_time_left_and_note_however_narrow_the_terminal
 ) -> None:
     screen = terminal(monkeypatch, columns)
     console = Console(stderr=True, soft_wrap=True)
-    with _stage(console, "writing the corpus", "tokens", 2_000_000) as update:
+    with stage(console, "writing the corpus", "tokens", 2_000_000) as update:
         update(1_234_567, note=f"1234 texts, {'more, ' * 20}")
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
     lines = shown.replace("\r", "\n").splitlines()
@@ -72,7 +72,7 @@ def test_a_stage_of_training_that_is_not_counted_shows_on_a_terminal_that_it_run
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     screen = terminal(monkeypatch)
-    with _stage(Console(stderr=True), "planning"):
+    with stage(Console(stderr=True), "planning"):
         pass
     assert "planning" in screen.getvalue()
 

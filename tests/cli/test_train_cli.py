@@ -37,7 +37,7 @@ from waiting import wait_for
 
 from redrafter_mlx.cli import main
 from redrafter_mlx.cli.train_lines import shortfall
-from redrafter_mlx.cli.train_screen import _fit
+from redrafter_mlx.cli.train_screen import fit
 from redrafter_mlx.cpu.threads import THREADS
 from redrafter_mlx.distill import estimate, sizes
 from redrafter_mlx.distill import run as run_module
@@ -276,7 +276,7 @@ def test_a_dry_run_downloads_nothing(
     def fetched(*_: object) -> None:
         raise AssertionError("it asks the Hub")
 
-    monkeypatch.setattr("redrafter_mlx.weights.resolve._fetch", fetched)
+    monkeypatch.setattr("redrafter_mlx.weights.resolve.fetch", fetched)
     line = ["train", "org/not-here", "-o", str(tmp_path / "out"), "--dry-run"]
     assert main.run(line) == 1
     assert "pull org/not-here" in capsys.readouterr().err
@@ -918,7 +918,7 @@ def test_ctrl_c_says_what_happens_and_another_one_waits_for_the_save(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     run = PressedTwice()
-    assert not _fit(cast(TrainingRun, run), Console(stderr=True))
+    assert not fit(cast(TrainingRun, run), Console(stderr=True))
     assert run.saved
     assert capfd.readouterr().err.count("stopping after this step and saving") == 1
 

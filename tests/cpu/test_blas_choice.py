@@ -50,7 +50,7 @@ def compared(*libraries: str, again: bool = False) -> tuple[str | None, list[str
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blas_choice, "libraries_here", lambda: libraries)
-        patch.setattr(blas_choice, "_rate_with", rate_with)
+        patch.setattr(blas_choice, "rate_with", rate_with)
         patch.setattr(blas_choice, "resolve", lambda name, **_: fetched.append(name))
         chosen = compare_libraries(ModelOptions(), again, lambda _: None)
     assert len(fetched) == bool(measured)
@@ -93,9 +93,9 @@ def test_a_library_whose_measurement_does_not_end_is_given_up() -> None:
 
 def test_a_measurement_is_ended_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blas_choice.sys, "executable", "/bin/sleep")
-    monkeypatch.setattr(blas_choice, "_ARGUMENTS", ["60"])
+    monkeypatch.setattr(blas_choice, "ARGUMENTS", ["60"])
     with pytest.raises(subprocess.TimeoutExpired):
-        blas_choice._rate_with("slow.so", ModelOptions(), 0.2)
+        blas_choice.rate_with("slow.so", ModelOptions(), 0.2)
 
 
 @pytest.mark.skipif(BLAS.library is None, reason="no optimised BLAS is loaded")
@@ -134,7 +134,7 @@ def test_doctor_names_a_faster_library_only_where_none_was_chosen(
 ) -> None:
     def choice(chip: str, *here: str) -> str | None:
         monkeypatch.setattr(doctor, "libraries_here", lambda: here)
-        return doctor._blas_choice(chip)
+        return doctor.blas_facts(chip)
 
     assert "tune" in str(choice("Intel Xeon", "libmkl_rt.so.3", "libblis.so.4"))
     assert "libblis4-openmp" in str(choice("AMD EPYC", "libmkl_rt.so.3"))

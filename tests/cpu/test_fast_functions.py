@@ -16,12 +16,12 @@ from tiny import byte_model
 
 from redrafter_mlx.cpu import fast_functions
 from redrafter_mlx.cpu.fast_functions import (
-    _FEW_SCORES,
-    _KEPT,
-    _compiled,
-    _gated,
-    _parts_of_exp,
+    FEW_SCORES,
+    KEPT,
     attention,
+    compiled,
+    gated,
+    parts_of_exp,
     swiglu,
     with_fast_functions,
 )
@@ -61,17 +61,17 @@ def test_functions_stay_compiled_for_the_last_shapes(monkeypatch: pytest.MonkeyP
 
     def counted(*given: mx.array) -> mx.array:
         traced.append(given[0].shape)
-        return _gated(*given)
+        return gated(*given)
 
-    monkeypatch.setattr(fast_functions, "_gated", counted)
-    _compiled.cache_clear()
+    monkeypatch.setattr(fast_functions, "gated", counted)
+    compiled.cache_clear()
     shapes = [(n,) for n in range(1, 81)]
-    for shape in (*shapes, *shapes[-_KEPT:]):
+    for shape in (*shapes, *shapes[-KEPT:]):
         swiglu(mx.zeros(shape), mx.zeros(shape))
     assert traced == shapes
     swiglu(mx.zeros(shapes[0]), mx.zeros(shapes[0]))
     assert traced == [*shapes, shapes[0]]
-    _compiled.cache_clear()
+    compiled.cache_clear()
 
 
 def test_swiglus_gradients_are_mlx_lms() -> None:
@@ -131,7 +131,7 @@ def test_attention_is_softmax_to_rounding_in_float32(kind: str, spread: float) -
         for shape in ((B, H, N, D), (B, K, T, D), (B, K, T, 8))
     )
     q *= spread
-    assert B * H * N * T >= _FEW_SCORES
+    assert B * H * N * T >= FEW_SCORES
     masks = {
         "none": np.ones((N, T), bool),
         "causal": np.arange(T) <= np.arange(T - N, T)[:, None],
@@ -154,7 +154,7 @@ def test_attention_is_softmax_to_rounding_in_float32(kind: str, spread: float) -
 def test_unseen_keys_weigh_nothing_and_slow_nothing_down() -> None:
     """Products of values with subnormal weights take many times as long on Intel's processors."""
     scores = mx.array([0.0, -1e3, mx.finfo(mx.float32).min])
-    fraction, power = _parts_of_exp(scores, 1.0)
+    fraction, power = parts_of_exp(scores, 1.0)
     seen, *unseen = (fraction * power.view(mx.float32)).tolist()
     assert seen == 1.0
     for weight in unseen:

@@ -216,7 +216,7 @@ def test_turns_whose_reasoning_is_dropped_are_not_all_kept(
         answer = [turn + 20] * 8
         text = [*prompt, *[92] * reasoning, *answer]
         texts.keep(read(decoder, text), text, None, len(prompt))
-        assert len(texts._entries) <= 2
+        assert len(texts.entries) <= 2
         history = [*asked, *answer]
 
 
@@ -256,23 +256,23 @@ def test_the_size_of_a_text_is_computed_once(
         patched.setattr(SequenceCache, "nbytes", property(lambda _: pytest.fail("counted again")))
         for n, cache in enumerate(caches, 1):
             texts.keep(cache, [n] * 3, None)
-        held = len(texts._entries)
+        held = len(texts.entries)
         texts.shrink(texts.nbytes // 2)
     assert sizes == [60]
-    assert (held, len(texts._entries)) == (20, 10)
-    assert texts.nbytes == sum(entry.cache.nbytes for entry in texts._entries)
+    assert (held, len(texts.entries)) == (20, 10)
+    assert texts.nbytes == sum(entry.cache.nbytes for entry in texts.entries)
 
 
 def test_the_number_of_buffers_is_limited_too(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefix_cache, "_MAX_BUFFERS", 4 * 5 + 3)  # of 2 layers
+    monkeypatch.setattr(prefix_cache, "MAX_BUFFERS", 4 * 5 + 3)  # of 2 layers
     texts = PrefixCache(10**9)
     for n in range(1, 21):
         texts.keep(read(decoder, [n] * 3), [n] * 3, None)
-        buffers = sum(len(entry.cache.target.buffers) for entry in texts._entries)
-        assert buffers == texts._buffers <= 4 * 5
-    assert len(texts._entries) == 5
+        buffers = sum(len(entry.cache.target.buffers) for entry in texts.entries)
+        assert buffers == texts.n_buffers <= 4 * 5
+    assert len(texts.entries) == 5
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 255, 256, 511, 512, 700])

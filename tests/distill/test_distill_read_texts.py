@@ -87,7 +87,7 @@ def test_prompts_with_stored_states_are_not_read_again(
     target, shard = Target(random_model()).reading((0,)), tmp_path / "block-000007.safetensors"
     answers = texts(target)
     extras = Extras(context=(0,), read=(ReadTexts(),))
-    monkeypatch.setattr(target, "_read", None)  # any further reading fails
+    monkeypatch.setattr(target, "hidden", None)  # any further reading fails
     extras.add(target, byte_tokenizer(), shard, 7, answers)
     assert all(path.exists() for path in extras.files(shard))
     save_shard(Shard(answers, {}), shard, {})

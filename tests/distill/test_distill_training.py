@@ -90,7 +90,7 @@ def test_a_killed_run_loses_no_more_than_was_done_since_the_last_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a stop or an end, which save too; here the state is saved after every step."""
-    monkeypatch.setattr("redrafter_mlx.distill.training.trainer._SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("redrafter_mlx.distill.training.trainer.SAVE_SECONDS", 0.0)
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
     unbroken = losses(make_trainer(tmp_path / "whole"))

@@ -64,7 +64,7 @@ GOAL = CorpusGoal(answer_tokens=250, max_bytes=10**9)
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CorpusJob:
     """A corpus of small blocks, to be written with a tiny model."""
-    monkeypatch.setattr("redrafter_mlx.distill.corpus.workers._POLL", 0.05)
+    monkeypatch.setattr("redrafter_mlx.distill.corpus.workers.POLL_SECONDS", 0.05)
     model = save_folder(tmp_path / "model")
     prompts = tuple(Conversation((f"Question {i}?",)) for i in range(24))
     writing = WritingOptions(own_share=0.0, batch=6, openings=(0,), max_answer_tokens=12)
@@ -118,7 +118,7 @@ def test_progress_moves_within_a_block(
     slow = _SlowJob(**vars(job))
     seen: list[CorpusSize] = []
     loaded = load_target(job.job.model, dtype="float32", offline=True) if workers_ == 1 else None
-    monkeypatch.setattr(workers, "_POLL", 0.01)
+    monkeypatch.setattr(workers, "POLL_SECONDS", 0.01)
     write_corpus(slow, replace(GOAL, answer_tokens=1), workers_, loaded, seen.append)
     first = [sum(b.answer_tokens for b in size.started) for size in seen if size.blocks == 0]
     assert len({*first}) > 2
@@ -136,7 +136,7 @@ class _SlowJob(CorpusJob):
             return logits(hidden)
 
         target.logits = slowly  # type: ignore[method-assign]
-        workers._POLL = 0.01
+        workers.POLL_SECONDS = 0.01
         return super().source(target, tokenizer)
 
 
@@ -205,7 +205,7 @@ def test_an_error_of_the_report_is_raised_after_the_writing(
         calls.append(size)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(workers, "_POLL", 0.001)
+    monkeypatch.setattr(workers, "POLL_SECONDS", 0.001)
     with pytest.raises(OSError, match="No space left"):
         write_corpus(job, GOAL, workers=1, progress=report)
     assert len(calls) == 1

@@ -71,13 +71,13 @@ def test_batched_answers_equal_plain_decoding(name: str) -> None:
 def test_attention_has_few_extents_while_answers_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     extents: list[int] = []
 
-    class Recorded(generation._EvenCache):
+    class Recorded(generation.EvenCache):
         def make_mask(self, *args: Any, **kwargs: Any) -> mx.array:
             mask = super().make_mask(*args, **kwargs)
             extents.append(mask.shape[-1])
             return mask
 
-    monkeypatch.setattr(generation, "_EvenCache", Recorded)
+    monkeypatch.setattr(generation, "EvenCache", Recorded)
     write_answers(Target(random_model()), PROMPTS, eos=[], max_tokens=70, stop_at_loops=False)
     assert len(extents) == 71
     assert len(set(extents)) == 3
@@ -383,9 +383,9 @@ def test_prompts_are_held_out_whatever_the_seed() -> None:
     for seed, given in enumerate([prompts, prompts[::-1], prompts]):
         once = options(own_share=0.0, openings=(0,), seed=seed)
         writer = Writer(Target(byte_model()), byte_tokenizer(), given, once)
-        parts = writer._given_parts
+        parts = writer.given_parts
         assert sorted(chain(*parts), key=str) == sorted(prompts, key=str)
-        assert len(parts) == writer._parts == 56
+        assert len(parts) == writer.n_parts == 56
         held_out.append({c for i, part in enumerate(parts) for c in part if writer.held_out(i)})
         orders.append(parts)
     assert held_out[0] == held_out[1] == held_out[2]
@@ -399,12 +399,12 @@ def test_of_a_few_prompts_all_are_trained_on_and_the_targets_own_are_held_out() 
     writer = Writer(Target(byte_model()), byte_tokenizer(), prompts, options(own_share=0.5))
     held = [block for block in range(400) if writer.held_out(block)]
     assert held
-    assert all(writer._is_own(block) for block in held)
+    assert all(writer.is_own(block) for block in held)
     assert len(held) == 200 // 32 + 1
     many = Writer(
         Target(byte_model()), byte_tokenizer(), prompts * 100, options(own_share=0.5, batch=4)
     )
-    assert not all(many._is_own(block) for block in range(400) if many.held_out(block))
+    assert not all(many.is_own(block) for block in range(400) if many.held_out(block))
 
 
 def test_held_out_blocks_are_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,8 +417,8 @@ def test_held_out_blocks_are_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> No
         return [["a turn"] for _ in prefixes]
 
     monkeypatch.setattr(UserTurns, "draw", turns)
-    monkeypatch.setattr(Writer, "_converse", lambda *_: followed.append(False) or [])
-    monkeypatch.setattr(Writer, "_with_follow_ups", lambda *_: followed.append(True) or [])
+    monkeypatch.setattr(Writer, "converse", lambda *_: followed.append(False) or [])
+    monkeypatch.setattr(Writer, "with_follow_ups", lambda *_: followed.append(True) or [])
     writer = Writer(target, byte_tokenizer(), [], options(own_share=1.0, starter_share=0.75))
     held = [block for block in range(32 * 32) if writer.held_out(block)]
     for block in held:
@@ -432,7 +432,7 @@ def test_a_template_that_refuses_system_messages_gets_none() -> None:
     refuse_system_messages(tokenizer)
     given = [Conversation(("one",)), Conversation(("two",), system="be kind")]
     writer = Writer(Target(byte_model()), tokenizer, given, options(own_share=0.5))
-    assert not writer._takes_system
+    assert not writer.takes_system
     for block in range(1, 12, 2):
         writer.write(block)
     shard = writer.write(0)
@@ -460,10 +460,10 @@ def test_a_later_turn_follows_the_whole_answer_before_it(
     given = [Conversation(("first", "second"))]
     writer = Writer(Target(model), tokenizer, given, options(own_share=0.0, openings=(1,)))
     shown: list[list[dict[str, str]]] = []
-    render = Writer._render
+    render = Writer.render
     monkeypatch.setattr(
         Writer,
-        "_render",
+        "render",
         lambda self, of, turn: shown.append(of.messages(turn)) or render(self, of, turn),
     )
     writer.write(0)
@@ -489,7 +489,7 @@ def test_a_corpus_has_a_block_to_train_on_and_one_to_hold_out() -> None:
 def test_target_labels_are_its_greedy_continuations_of_the_given_text(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader_module, "_FORKS", 2)
+    monkeypatch.setattr(reader_module, "FORKS", 2)
     model = random_model(name)
     target = Target(model)
     tokens, first = [5, 6, 7, 20, 21, 22, 23, 24], 3
@@ -502,7 +502,7 @@ def test_memory_of_earlier_tokens_is_returned_while_an_answer_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Attention needs larger arrays at each token: those of all sizes must not be kept."""
-    monkeypatch.setattr(generation, "_MOST_CACHED", -1)
+    monkeypatch.setattr(generation, "MAX_CACHED", -1)
     kept: list[int] = []
     clear = mx.clear_cache
 

@@ -79,10 +79,10 @@ def test_accuracy_in_training_is_along_texts_of_several_blocks_that_are_trained_
     tables = {table: own for table, own in SMALL.items() if table}
     run = TrainingRun(make_job({**keys, **tables}, tmp_path / "out"))
     run.write()
-    trainer = run._trainer()
-    trained_on, _ = run._corpus.parts
+    trainer = run.trainer()
+    trained_on, _ = run.corpus.parts
     blocks = [[text.prompt for text in load_shard(shard).texts] for shard in trained_on]
     seen = [text.prompt for text in trainer.seen]
     assert all(any(prompt in own for own in blocks) for prompt in seen)
     assert sum(any(prompt in own for prompt in seen) for own in blocks) > 1
-    assert [text.prompt for text in run._trainer().seen] == seen
+    assert [text.prompt for text in run.trainer().seen] == seen

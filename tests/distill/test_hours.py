@@ -292,7 +292,7 @@ def test_train_hours_ends_with_a_drafter_and_resumes_as_the_same_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """There is time for more passes, but the limits set here end the run earlier."""
-    for name, value in (("_MOST_EPOCHS", 0.5), ("_EVALUATIONS", (1, 1)), ("QUESTIONS", (0, 0))):
+    for name, value in (("MAX_EPOCHS", 0.5), ("EVALUATIONS", (1, 1)), ("QUESTIONS", (0, 0))):
         monkeypatch.setattr(f"redrafter_mlx.distill.hours_plan.{name}", value)
     output = tmp_path / "drafter"
     asked = [*arguments(model, prompts, output, {"": {"answer_tokens": None}}), "--hours", "0.03"]
@@ -330,7 +330,7 @@ def test_a_corpus_whose_last_block_is_empty_is_found_again(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, value in (("_MOST_EPOCHS", 0.5), ("_EVALUATIONS", (1, 1)), ("QUESTIONS", (0, 0))):
+    for name, value in (("MAX_EPOCHS", 0.5), ("EVALUATIONS", (1, 1)), ("QUESTIONS", (0, 0))):
         monkeypatch.setattr(f"redrafter_mlx.distill.hours_plan.{name}", value)
     data = tmp_path / "data.jsonl"
     rows = [{"prompt": f"Question {i}?", "answer": f"It is {i} times {i}. " * 4} for i in range(64)]

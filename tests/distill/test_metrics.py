@@ -257,17 +257,17 @@ def test_pictures_are_drawn_of_what_there_is(tmp_path: Path) -> None:
 def test_pictures_show_every_position_and_width(tmp_path: Path) -> None:
     """The drawn lines are the log's numbers."""
     pytest.importorskip("matplotlib")
-    from redrafter_mlx.distill.report.plots import _accuracy, _loss
+    from redrafter_mlx.distill.report.plots import accuracy_figure, loss_figure
 
     write(tmp_path, [step(1, 3.0), step(2, 2.0), evaluation(10), evaluation(20, best=False)])
     steps, evaluations = read_metrics(tmp_path)[:2], read_metrics(tmp_path)[2:]
-    left, right = _accuracy(evaluations).axes
+    left, right = accuracy_figure(evaluations).axes
     assert [list(line.get_ydata()) for line in left.lines] == [[0.4, 0.4], [0.3, 0.3]]
     drawn = {str(line.get_label()): list(line.get_ydata()) for line in right.lines}
     assert drawn["beam width 1"] == [1.5, 1.5]
     assert drawn["beam width 4"] == [2.0, 2.0]
     assert list(right.lines[-1].get_xdata()) == [10, 10]  # the saved one
-    assert list(_loss(steps).axes[0].lines[0].get_ydata()) == [3.0, 2.0]
+    assert list(loss_figure(steps).axes[0].lines[0].get_ydata()) == [3.0, 2.0]
 
 
 def test_missing_matplotlib_is_one_line_that_says_how_to_install_it(

@@ -143,7 +143,7 @@ def test_a_step_calls_the_draft_model_once_for_each_drafted_token(shape: BeamSha
     model = random_model()
     target = Target(model)
     drafter = drafter_for(target, model)
-    with decoding.counted(drafter._model, "call", "hidden") as calls:
+    with decoding.counted(drafter.model, "call", "hidden") as calls:
         _, results, _ = run(Decoder(target, drafter, shape, GREEDY), 40)
     drafts = len(results) + 1  # after the prompt, after each step, and one not submitted
     assert calls[0] == len(PROMPT) - 1
@@ -154,7 +154,7 @@ def test_what_was_missed_is_read_in_one_call() -> None:
     model = random_model()
     target = Target(model)
     drafter = drafter_for(target, model)
-    with decoding.counted(drafter._model, "call", "hidden") as calls:
+    with decoding.counted(drafter.model, "call", "hidden") as calls:
         decoder = Decoder(target, drafter, PLAIN, GREEDY)
         emitted, _, _ = run(decoder, 20, shapes=Alternating(*[PLAIN] * 9, BeamShape(1, 2)))
     assert emitted == plain_tokens(model, PROMPT, 20)
@@ -179,7 +179,7 @@ def test_a_session_reads_its_text_once() -> None:
     session, alone = redrafter.session(), Redrafter(model, byte_tokenizer()).session()
     options = {"max_tokens": 12, "beam_width": 2, "beam_length": 3}
     read = []
-    with decoding.counted(redrafter.drafter._model, "call", "hidden") as calls:
+    with decoding.counted(redrafter.drafter.model, "call", "hidden") as calls:
         for turn in ("one", "two and more", "three"):
             before = len(calls)
             emitted = "".join(r.text for r in session.stream(turn, **options))
@@ -194,7 +194,7 @@ def test_an_idle_draft_model_reads_nothing_until_it_drafts_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not at the end of an answer either; then it reads what it missed, in pieces."""
-    monkeypatch.setattr(sequence_cache, "_MAX_JOINED", 16)
+    monkeypatch.setattr(sequence_cache, "MAX_JOINED", 16)
     model = byte_model()
     redrafter = Redrafter(
         model, byte_tokenizer(), DraftModel(truncated(model, 1), byte_tokenizer())

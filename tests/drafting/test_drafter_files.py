@@ -21,7 +21,7 @@ from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError, UnsupportedModelError
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.files.tensors import StoredTensors, open_tensors
-from redrafter_mlx.weights.hub import _is_drafter_config
+from redrafter_mlx.weights.hub import is_drafter_config
 
 
 def write(folder: Path, name: str, **tensors: tuple[int, ...]) -> None:
@@ -200,4 +200,4 @@ def test_a_drafters_config_may_state_the_layers_of_its_target(tmp_path: Path) ->
     described = {"num_hidden_layers": 40}
     for config, found in ((described, False), (described | {"draft_vocab_size": 9}, True)):
         (tmp_path / "config.json").write_text(json.dumps(config))
-        assert _is_drafter_config(tmp_path / "config.json") == found
+        assert is_drafter_config(tmp_path / "config.json") == found

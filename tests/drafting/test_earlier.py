@@ -174,5 +174,5 @@ def test_memory_is_reserved_for_texts_that_ended() -> None:
         Redrafter(byte_model(seed=2), byte_tokenizer(), host_drafters=host, **limit)
         for host in ((Lookup(), EarlierTexts()), (Lookup(),))
     )
-    held = [one._core._scheduler._memory.excess(0) for one in (with_texts, without)]
+    held = [one.core.scheduler.memory.excess(0) for one in (with_texts, without)]
     assert held[0] - held[1] > 0

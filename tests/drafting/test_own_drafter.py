@@ -53,7 +53,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> LoadedTarget:
 
 
 def made(path: Path) -> Drafter:
-    found = drafters._from_file(f"{path}:LastTokenAgain")
+    found = drafters.drafter_of_class(f"{path}:LastTokenAgain")
     assert isinstance(found, Drafter)
     return found
 

@@ -67,7 +67,7 @@ def test_a_step_is_one_call_and_leaves_the_text_to_the_target() -> None:
     target = Target(model)
     drafter = pard_for(target, truncated(model, 2))
     for shape in (BeamShape(1, 4), BeamShape(3, 4), BeamShape(2, 2)):
-        with counted(drafter._model, "call", "hidden") as calls:
+        with counted(drafter.model, "call", "hidden") as calls:
             emitted, results, _ = run(Decoder(target, drafter, shape, GREEDY), 40)
         assert emitted == plain_tokens(model, PROMPT, 40)
         drafts = len(results) + 1  # after the prompt, after each step, and one not submitted

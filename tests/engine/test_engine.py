@@ -111,8 +111,8 @@ def test_an_answer_cancelled_between_two_looks_at_it_ends(
 @pytest.fixture
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """While answers run, prompts are read in the smallest chunks."""
-    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader._PREFILL_SECONDS", 1e-6)
-    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader._MIN_TOKENS", 32)
+    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader.PREFILL_SECONDS", 1e-6)
+    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader.MIN_TOKENS", 32)
 
 
 @pytest.fixture
@@ -518,7 +518,7 @@ def test_a_prompt_is_indexed_beside_its_prefill_never_much_in_one_round(
     shape = {"beam_width": 1, "beam_length": 4, "max_tokens": 12}
     whole = make(model, "lookup")
     want = [len(r.step.path) for r in whole.stream(LONG, **shape)]  # type: ignore[arg-type]
-    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader._MAX_INDEXED", 50)
+    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader.MAX_INDEXED", 50)
     sizes: list[int] = []
     append = NgramIndex.append
 
@@ -637,7 +637,7 @@ def test_what_does_not_fit_is_refused_in_one_line_and_the_next_is_answered(
 def limit_to(redrafter: Redrafter, slots: int) -> MemoryBudget:
     """Leave memory for so many cache slots; all that is held now counts as weights."""
     gc.collect()
-    budget = redrafter._core._scheduler._memory
+    budget = redrafter.core.scheduler.memory
     budget._weights = mx.get_active_memory()
     budget._limit = budget._weights + budget._work + int(slots * budget._slot)
     return budget
@@ -646,7 +646,7 @@ def limit_to(redrafter: Redrafter, slots: int) -> MemoryBudget:
 def test_memory_is_reserved_for_a_drafters_cache_whatever_answered_last(model: nn.Module) -> None:
     """A draft model of the target's size doubles the bytes of a position."""
     redrafter = make(model, DraftModel(model, byte_tokenizer()))
-    budget = redrafter._core._scheduler._memory
+    budget = redrafter.core.scheduler.memory
     of_target = budget.needed(1000)
     redrafter.generate([1, 2, 3], max_tokens=3)
     drafted = budget.needed(1000)
@@ -658,7 +658,7 @@ def test_memory_is_reserved_for_a_drafters_cache_whatever_answered_last(model: n
 
 def test_memory_is_reserved_for_the_index_of_a_text(model: nn.Module) -> None:
     """Of those that run, too: the host keeps it, where MLX does not count."""
-    plain, indexing = (make(model, each)._core._scheduler._memory for each in (None, "lookup"))
+    plain, indexing = (make(model, each).core.scheduler.memory for each in (None, "lookup"))
     assert indexing.needed(1000) - plain.needed(1000) == 1000 * Lookup.bytes_per_token
     both = indexing.needed(1000, [500]) - plain.needed(1000, [500])
     assert both == 1500 * Lookup.bytes_per_token
@@ -755,8 +755,8 @@ def test_the_prefix_that_a_request_needs_is_dropped_after_all_others(model: nn.M
     wanted, other = LONG[:200], [9, *LONG[:200]]
     for prompt in (wanted, other):
         redrafter.generate(prompt, max_tokens=3)
-    scheduler = redrafter._core._scheduler
-    prefixes, budget = scheduler._prefixes.cache, scheduler._memory
+    scheduler = redrafter.core.scheduler
+    prefixes, budget = scheduler.prefixes.cache, scheduler.memory
     gc.collect()
     needed = budget.needed(budget.slots(Request((*wanted, 7), GenerationOptions(max_tokens=1))))
     budget._limit = mx.get_active_memory() + needed - prefixes.nbytes // 4
@@ -788,7 +788,7 @@ def test_an_idle_engine_returns_unused_memory_once(
     """After each busy period, however many answers it had."""
     cleared: list[int] = []
     redrafter = make(model, None)
-    scheduler = redrafter._core._scheduler
+    scheduler = redrafter.core.scheduler
     stand_in = SimpleNamespace(clear_cache=lambda: cleared.append(scheduler.running))
     monkeypatch.setattr("redrafter_mlx.engine.scheduler.mx", stand_in)
     running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
@@ -827,14 +827,14 @@ def test_a_prompt_is_kept_together_with_its_length(model: nn.Module) -> None:
     """So that a later turn, whose prompt has another form of the answer, replaces it."""
     redrafter = make(model, None)
     redrafter.generate(LONG[:50], max_tokens=20)
-    (entry,) = redrafter._core._scheduler._prefixes.cache._entries
+    (entry,) = redrafter.core.scheduler.prefixes.cache._entries
     assert (entry.prompt, len(entry.tokens)) == (50, 69)
     redrafter.close()
 
 
 def test_the_bytes_of_a_token_are_known_before_the_first_answer(model: nn.Module) -> None:
     redrafter = make(model, None)
-    budget = redrafter._core._scheduler._memory
+    budget = redrafter.core.scheduler.memory
     known = budget._slot
     tokens_of(redrafter, LONG, max_tokens=3)
     assert budget._slot == known > 0
@@ -845,7 +845,7 @@ def test_a_long_prompt_waits_until_all_rows_have_room_for_its_length(model: nn.M
     """A batch's rows are as long as the longest, and it is copied when one joins."""
     redrafter = make(model, None, prefix_bytes=0)
     redrafter.generate([1, 2], max_tokens=3)
-    budget = redrafter._core._scheduler._memory
+    budget = redrafter.core.scheduler.memory
     short, long = (Request(tuple(p), GenerationOptions(max_tokens=3)) for p in ([1, 2], LONG))
     S, T = (budget.slots(request) for request in (short, long))
 
@@ -865,12 +865,12 @@ def test_a_failed_engine_still_knows_the_bytes_of_a_token(
 ) -> None:
     redrafter = make(model)
     redrafter.generate([1, 2], max_tokens=3)
-    redrafter._core._scheduler._memory._slot = 9.0  # as if measured
+    redrafter.core.scheduler.memory._slot = 9.0  # as if measured
     with monkeypatch.context() as patched:
         patched.setattr(redrafter.target, "append", failing(1, redrafter.target.append))
         with pytest.raises(EngineFailedError):
             redrafter.generate([1, 2], max_tokens=3)
-    assert redrafter._core._scheduler._memory._slot == 9.0
+    assert redrafter.core.scheduler.memory._slot == 9.0
     redrafter.close()
 
 
@@ -893,7 +893,7 @@ def test_graphs_are_bounded_over_fifty_requests(
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 9, rng.integers(1, 60)).tolist() for _ in range(50)]
     assert {i for i, _ in redrafter.batch(prompts, max_tokens=4)} == set(range(50))
-    assert len(redrafter.target._tree_call.graphs) <= 10
+    assert len(redrafter.target.tree_call.graphs) <= 10
     redrafter.close()
 
 
@@ -958,7 +958,7 @@ def test_wherever_the_engine_fails_no_caller_waits_forever(
     (owner, name), failed = part, threading.Event()
     with monkeypatch.context() as patched, ThreadPoolExecutor(4) as pool:
         patched.setattr(owner, name, failing(1, getattr(owner, name), failed))
-        patched.setattr("redrafter_mlx.engine.prompt_reader._MAX_TOKENS", 100)  # several chunks
+        patched.setattr("redrafter_mlx.engine.prompt_reader.MAX_TOKENS", 100)  # several chunks
         prompts = [*PROMPTS[:3], LONG]
         futures = [pool.submit(tokens_of, redrafter, p, max_tokens=20) for p in prompts]
         errors = [future.exception(timeout=60) for future in futures]
@@ -1095,7 +1095,7 @@ def test_what_the_engines_own_thread_may_not_do_is_refused_before_it_begins(
     """Before a verification computes, and before a measurement waits for another one."""
     tuning = redrafter.tuning
     assert tuning is not None
-    monkeypatch.setattr(tuning, "_measuring", Unavailable())
+    monkeypatch.setattr(tuning, "measuring", Unavailable())
     monkeypatch.setattr(
         "redrafter_mlx.verification.generate_step", lambda *_, **__: pytest.fail("it computed")
     )
@@ -1116,7 +1116,7 @@ def test_no_caller_waits_for_a_thread_that_is_gone(
 ) -> None:
     redrafter = make(model, None)
     monkeypatch.setattr(redrafter.target, "verify", failing(2, redrafter.target.verify))
-    monkeypatch.setattr(redrafter._core, "_fail", failing(1, redrafter._core._fail))
+    monkeypatch.setattr(redrafter.core, "fail", failing(1, redrafter.core.fail))
 
     async def consume() -> None:
         async for _ in redrafter.astream(PROMPTS[0], max_tokens=20):
@@ -1169,7 +1169,7 @@ def test_a_round_that_failed_keeps_no_memory(
 ) -> None:
     """The error's frames held the scheduler, with every cache, until Python's collector ran."""
     monkeypatch.setattr(redrafter.target, "verify", failing(2, redrafter.target.verify))
-    scheduler = weakref.ref(redrafter._core._scheduler)
+    scheduler = weakref.ref(redrafter.core.scheduler)
     gc.disable()
     try:
         with pytest.raises(EngineFailedError):
@@ -1377,9 +1377,9 @@ def test_kept_texts_give_way_to_answers(model: nn.Module) -> None:
     redrafter = make(model, None)
     for n in range(4):
         redrafter.generate([n, *LONG[:200]], max_tokens=3)
-    scheduler = redrafter._core._scheduler
-    kept = scheduler._prefixes.cache.nbytes
-    scheduler._memory._limit = mx.get_active_memory() + scheduler._memory._work
+    scheduler = redrafter.core.scheduler
+    kept = scheduler.prefixes.cache.nbytes
+    scheduler.memory._limit = mx.get_active_memory() + scheduler.memory._work
     redrafter.generate([9, 9], max_tokens=3, cache_prompt=False)
-    assert scheduler._prefixes.cache.nbytes < kept
+    assert scheduler.prefixes.cache.nbytes < kept
     redrafter.close()

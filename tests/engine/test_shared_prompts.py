@@ -105,8 +105,8 @@ def test_without_the_prefix_cache_each_prompt_is_read_whole(
 @pytest.fixture
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are read 64 tokens at a time."""
-    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader._MAX_TOKENS", 64)
-    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader._PREFILL_SECONDS", 1e-6)
+    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader.MAX_TOKENS", 64)
+    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader.PREFILL_SECONDS", 1e-6)
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_prompt_that_comes_while_another_is_read_shares_what_both_begin_with(
             del total
             if done >= after and not begun:
                 begun.append(pool.submit(plain.generate, second, max_tokens=5))
-                wait_for(lambda: not plain._core._submitted.empty())
+                wait_for(lambda: not plain.core.submitted.empty())
 
         assert len(list(plain.stream(first, max_tokens=2, on_prefill=begin))) == 2
         assert begun[0].result().token_ids == want
@@ -154,7 +154,7 @@ def test_when_the_answer_that_reads_fails_one_of_the_others_reads_for_all(
             del total
             if done >= 128 and not others:
                 others.extend(pool.submit(plain.generate, PROMPTS[1], max_tokens=5) for _ in "ab")
-                wait_for(lambda: plain._core._submitted.qsize() == 2)
+                wait_for(lambda: plain.core.submitted.qsize() == 2)
                 raise InterruptedError
 
         with pytest.raises(InterruptedError):
@@ -174,7 +174,7 @@ def test_a_prompt_that_begins_otherwise_does_not_wait(plain: Redrafter) -> None:
             if not others:
                 others.append(pool.submit(plain.generate, [7, 8, 9], max_tokens=1))
                 others[0].add_done_callback(lambda _: ended.append("short"))
-                wait_for(lambda: not plain._core._submitted.empty())
+                wait_for(lambda: not plain.core.submitted.empty())
             elif total == 1000 and "short" in ended:
                 ended.append("still reading")
 

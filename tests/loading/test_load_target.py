@@ -197,7 +197,7 @@ def test_a_later_checkpoint_in_the_same_form_is_quantised_anew(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder's fingerprint covers no weights, and its headers do not change between them."""
-    monkeypatch.setattr(quantised_cache, "_WORTH_KEEPING", 0)
+    monkeypatch.setattr(quantised_cache, "WORTH_KEEPING", 0)
     before = load_target(folder, quantize=4)
     weights = dict(tree_flatten(llama_model().parameters()))
     name = "model.layers.1.self_attn.q_proj.weight"
@@ -240,7 +240,7 @@ def test_a_quantised_folder_that_is_too_large_is_refused_before_it_is_dequantise
     monkeypatch.setattr("redrafter_mlx.weights.precision.backend", lambda: "cpu")
     here = replace(this_machine(), working_set=1000, on_cpu=True)
     monkeypatch.setattr("redrafter_mlx.loading.target.this_machine", lambda: here)
-    monkeypatch.setattr("redrafter_mlx.weights.precision._unpack", lambda *_: 1 / 0)
+    monkeypatch.setattr("redrafter_mlx.weights.precision.unpack", lambda *_: 1 / 0)
     with pytest.raises(TooLargeError, match="the weights of"):
         load_target(_quantized(tmp_path, tokenizer_json, 4))
 
@@ -274,7 +274,7 @@ def test_weights_that_were_edited_in_place_are_quantised_anew(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first row of a tensor, of which the fingerprint's samples see nothing."""
-    monkeypatch.setattr(quantised_cache, "_WORTH_KEEPING", 0)
+    monkeypatch.setattr(quantised_cache, "WORTH_KEEPING", 0)
     load_target(folder, quantize=4)
     path = folder / "model.safetensors"
     weights = mx.load(str(path))

@@ -219,8 +219,8 @@ def test_rounding_of_products_of_many_rows_is_explained_from_the_first_token_on(
 
 
 def test_a_text_is_read_alike_in_one_row_and_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequential, "_CHUNK", 4)
-    monkeypatch.setattr(sequential, "_LAST", 3)
+    monkeypatch.setattr(sequential, "CHUNK", 4)
+    monkeypatch.setattr(sequential, "LAST", 3)
     model, text = byte_model(seed=1), [(7 * i) % 250 for i in range(30)]
     whole = log_softmax(model(mx.array([text]))[0])
     for start in (1, 2, 3, 5, 20, 30):

@@ -50,7 +50,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def a_learned_answer(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replaces the built-in calibration texts by an answer that the drafter has learned."""
     text = PROMPT + plain_tokens(model, PROMPT, 30)
-    monkeypatch.setattr(calibration, "_encoded", lambda *_: text)
+    monkeypatch.setattr(calibration, "encoded", lambda *_: text)
 
 
 def bind(folder: Path, model: nn.Module) -> Drafter:
@@ -117,8 +117,8 @@ def test_a_drafter_without_a_known_target_is_not_tried(model: nn.Module, trained
 
 def test_built_in_answers_are_read_as_a_chat() -> None:
     tokenizer = byte_tokenizer()
-    for question, answer in calibration._ANSWERS:
-        ids = calibration._encoded(tokenizer, question, answer, 258)
+    for question, answer in calibration.ANSWERS:
+        ids = calibration.encoded(tokenizer, question, answer, 258)
         said = f"{question}<|im_end|>\n<|im_start|>assistant\n{answer}"
         assert tokenizer.decode(ids).endswith(said)
 

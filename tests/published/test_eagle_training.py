@@ -199,7 +199,7 @@ def test_stored_states_of_whole_texts_equal_those_of_reading_them(
     for shard, held in zip(shards, (forgotten, texts), strict=True):
         save_shard(Shard(held, {}), shard, {})
     extras.add(target, byte_tokenizer(), shards[0], 0)
-    monkeypatch.setattr(target, "_read", None)  # any further reading fails
+    monkeypatch.setattr(target, "hidden", None)  # any further reading fails
     extras.add(target, byte_tokenizer(), shards[1], 0, texts)
     for shard in shards:
         assert all(path.exists() for path in extras.files(shard))

@@ -224,7 +224,7 @@ def test_next_token_frequencies_are_the_targets_probabilities(
     for batch in range(32):
         keys = sequence_keys(batch, rows)
         roots, each = Drafts.plain(seen.root), ((params,) * rows, (False,) * rows, (None,) * rows)
-        drafts = decoder._draft(DecodeState(cache, length, roots, keys, *each), seen, decoder.shape)
+        drafts = decoder.draft(DecodeState(cache, length, roots, keys, *each), seen, decoder.shape)
         cache.target.pending = None  # the same position again
         state = DecodeState(cache, length, drafts, keys, *each)
         _, output = decoder.step(state, len(ids) - 1)

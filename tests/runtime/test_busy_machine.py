@@ -18,7 +18,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 def statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a file that stands for the kernel's, on a machine with two cores."""
     file = tmp_path / "stat"
-    monkeypatch.setattr(busy_machine, "_STATISTICS", file)
+    monkeypatch.setattr(busy_machine, "STATISTICS", file)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     return file
 

@@ -26,7 +26,7 @@ from tiny import byte_tokenizer, random_model, tiny_source
 from redrafter_mlx.cli import main
 from redrafter_mlx.distributed import follower, watch
 from redrafter_mlx.distributed.facts import facts_of
-from redrafter_mlx.distributed.group import Ranks, _leader_addresses, join_ranks
+from redrafter_mlx.distributed.group import Ranks, join_ranks, leader_addresses
 from redrafter_mlx.distributed.sharding import shard
 from redrafter_mlx.distributed.watch import FollowerConnection, Listener
 from redrafter_mlx.engine.options import EngineOptions
@@ -86,7 +86,7 @@ def test_a_rank_that_differs_is_refused_on_all_ranks(fact: str) -> None:
 
 
 def test_a_stranger_who_writes_slowly_keeps_no_rank_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_INTRODUCTION_SECONDS", 0.5)
+    monkeypatch.setattr(watch, "INTRODUCTION_SECONDS", 0.5)
     listener, ended = Listener(), Endings()
     stranger = socket.create_connection(("localhost", listener.port))
     quiet = threading.Event()
@@ -245,10 +245,10 @@ def test_rank_0_names_the_address_on_the_way_to_each_rank(
     hostfile = tmp_path / "hosts.json"
     hostfile.write_text(json.dumps([["192.0.2.1:1"], [f"{NOWHERE}:1", f"{HERE[0]}:1"]]))
     monkeypatch.setenv("MLX_HOSTFILE", str(hostfile))
-    assert _leader_addresses()[:2] == ["192.0.2.1", *HERE]
+    assert leader_addresses()[:2] == ["192.0.2.1", *HERE]
     monkeypatch.delenv("MLX_HOSTFILE")
     monkeypatch.setenv("MLX_JACCL_COORDINATOR", "[2001:db8::1]:32323")
-    assert _leader_addresses()[0] == "2001:db8::1"
+    assert leader_addresses()[0] == "2001:db8::1"
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def group_of(ranks: int, rank: int = 0) -> mx.distributed.Group:
 
 
 def test_a_launch_shares_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redrafter_mlx.runtime.launched._JOINED", threading.Event())
+    monkeypatch.setattr("redrafter_mlx.runtime.launched.JOINED", threading.Event())
     join_once()
     with pytest.raises(RedrafterError, match="one model"):
         join_once()

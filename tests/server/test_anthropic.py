@@ -361,7 +361,7 @@ def test_what_is_ignored_is_named(
 def test_a_silent_stream_gets_pings_and_ends_when_its_client_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sse, "_HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(sse, "HEARTBEAT_SECONDS", 0.05)
     model = tiny_redrafter()
     held = hold(model, 0)
     with running(host(model)) as url:

@@ -217,7 +217,7 @@ def test_an_answer_that_ended_gives_its_place_to_others() -> None:
 def test_a_silent_stream_gets_empty_chunks(
     model: Redrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sse, "_HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(sse, "HEARTBEAT_SECONDS", 0.05)
     held = hold(model, 0)
     with running(host(model)) as url:
         wait_until_ready(url)
@@ -231,7 +231,7 @@ def test_a_silent_stream_gets_empty_chunks(
 
 
 def test_a_client_that_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "_UNREAD_SECONDS", 0.05)
+    monkeypatch.setattr(sse, "UNREAD_SECONDS", 0.05)
 
     async def full(message: Mapping[str, Any]) -> None:
         if message["type"] == "http.response.body":

@@ -219,7 +219,7 @@ def test_ctrl_c_lets_an_answer_finish_that_needs_little_time(tmp_path: Path) -> 
 
 def test_answers_may_finish_for_three_seconds() -> None:
     """And their clients can read of the end in a fourth, as docs/guides/server.md says."""
-    assert (process_of_server._FINISH, process_of_server._END) == (3, 1)
+    assert (process_of_server.FINISH_SECONDS, process_of_server.END_SECONDS) == (3, 1)
 
 
 def listens(url: str) -> bool:

@@ -99,7 +99,7 @@ def test_the_target_itself_is_accepted_along_the_first_path() -> None:
     drafter = DraftModel(model, Words(VOCAB)).bind(target, Words(VOCAB))  # type: ignore[arg-type]
     tree = StaticTree(((0,), (0, 0), (0, 0, 0), (1,), (1, 0)))
     decoder = Decoder(target, drafter.along(tree), tree.shape, SamplingParams())
-    with counted(drafter._model, "call") as rows:
+    with counted(drafter.model, "call") as rows:
         _, results = run(decoder, PROMPT, 40)
     assert {len(r.tokens) for r in results[1:]} == {4}
     assert rows[-3:] == [5, 2, 1]  # the accepted path and the root; (0,) and (1,); (0, 0)

@@ -154,7 +154,7 @@ def main() -> None:
     lets paused answers go on; and the seconds in which answers may finish after Ctrl-C.
     """
     port, after, let_go = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    process._FINISH = float(sys.argv[4])
+    process.FINISH_SECONDS = float(sys.argv[4])
     model = tiny_redrafter()
     if after:
         held = hold(model, after)

@@ -149,7 +149,7 @@ def test_a_copy_in_one_row_costs_as_much_in_every_batch() -> None:
 
 def test_beams_and_nodes_launch_nothing_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     # On a CPU, MLX's own attention takes over where there are few scores.
-    monkeypatch.setattr(fast_functions, "_FEW_SCORES", 0)
+    monkeypatch.setattr(fast_functions, "FEW_SCORES", 0)
     assert step_operations(BeamShape(2, 4), 2)[0] == step_operations(BeamShape(4, 4), 2)[0]
     two, four = (step_operations(BeamShape(width, 4), 2)[1] for width in (2, 4))
     assert four <= two + 12  # the best of more beams take more passes over the logits

@@ -19,7 +19,7 @@ from redrafter_mlx.weights import precision, quantised_cache
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(quantised_cache, "_WORTH_KEEPING", 0)
+    monkeypatch.setattr(quantised_cache, "WORTH_KEEPING", 0)
     return write_gguf(tmp_path / "m.gguf", gguf_metadata(), gguf_tensors(llama_model(), F16))
 
 
@@ -84,6 +84,6 @@ def test_a_damaged_file_counts_as_none(tmp_path: Path, model: Path, damage: byte
 def test_a_cache_without_room_is_left_alone(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantised_cache, "_SHARE_OF_DISK", 0.0)
+    monkeypatch.setattr(quantised_cache, "SHARE_OF_DISK", 0.0)
     load_target(model, quantize=4)
     assert kept(tmp_path) == []

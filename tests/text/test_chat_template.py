@@ -78,7 +78,7 @@ def test_a_model_that_cannot_chat_is_refused_before_it_is_loaded(
     def unloaded(*_: object) -> None:
         raise AssertionError("it was loaded")
 
-    monkeypatch.setattr(target_module, "_load", unloaded)
+    monkeypatch.setattr(target_module, "read_target", unloaded)
     with pytest.raises(BadInputError, match=r"base has no chat template; give --raw"):
         load(str(folder), chat_or="give --raw")
 
@@ -98,7 +98,7 @@ def test_a_command_says_before_loading_what_to_do_with_a_model_that_cannot_chat(
     def unloaded(*_: object, **__: object) -> None:
         raise AssertionError("it was loaded")
 
-    monkeypatch.setattr(target_module, "_load", unloaded)
+    monkeypatch.setattr(target_module, "read_target", unloaded)
     if words == ["quality"]:
         save_drafter(random_drafter(vocab_size=258), tmp_path / "drafter")
         words = [*words, str(tmp_path / "drafter")]

@@ -258,9 +258,9 @@ def test_measuring_finds_the_cliff_that_is_there(
 ) -> None:
     """Calls of more than six rows take longer; only calls advance the clock."""
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
-    monkeypatch.setattr(profile, "_MAX_ROUNDS", 3)
+    monkeypatch.setattr(profile, "MAX_ROUNDS", 3)
     machine = profiler(widest=2)
-    honest, now = machine._target.verify, 0.0
+    honest, now = machine.target.verify, 0.0
 
     def slower(tree, cache, length, bound, **more):  # type: ignore[no-untyped-def]
         nonlocal now
@@ -272,7 +272,7 @@ def test_measuring_finds_the_cliff_that_is_there(
         now += 1e-6
         return now
 
-    monkeypatch.setattr(machine._target, "verify", slower)
+    monkeypatch.setattr(machine.target, "verify", slower)
     monkeypatch.setattr(profile.time, "perf_counter", tick)
     told: list[float] = []
     timings = machine.measure(SETUP, told.append, budget=60.0)
@@ -291,13 +291,13 @@ def test_measuring_finds_the_cliff_that_is_there(
 def test_a_crawling_machine_is_measured_in_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each case once, and its first call is the measurement."""
     machine = profiler(widest=1)
-    honest, calls = machine._target.verify, Counter[int]()
+    honest, calls = machine.target.verify, Counter[int]()
 
     def counting(tree, cache, length, bound, **more):  # type: ignore[no-untyped-def]
         calls[tree.tokens.shape[1]] += 1
         return honest(tree, cache, length, bound, **more)
 
-    monkeypatch.setattr(machine._target, "verify", counting)
+    monkeypatch.setattr(machine.target, "verify", counting)
     costs = costs_of(machine.measure(SETUP, budget=0.0))
     assert len(costs.short) < len(ROWS) / 1.5
     assert {calls[rows] for rows in (6, 8, 10, 13, 24)} == {1}
@@ -310,7 +310,7 @@ def on_a_clock(
 
     Return the number of calls by rows.
     """
-    honest, now, calls = machine._target.verify, 0.0, Counter[int]()
+    honest, now, calls = machine.target.verify, 0.0, Counter[int]()
 
     def verify(tree, cache, length, bound, **more):  # type: ignore[no-untyped-def]
         nonlocal now
@@ -319,7 +319,7 @@ def on_a_clock(
         now += seconds(rows, calls[rows])
         return honest(tree, cache, length, bound, **more)
 
-    monkeypatch.setattr(machine._target, "verify", verify)
+    monkeypatch.setattr(machine.target, "verify", verify)
     monkeypatch.setattr(profile.time, "perf_counter", lambda: now)
     return calls
 
@@ -358,7 +358,7 @@ def test_a_call_that_seems_dearer_than_one_with_more_rows_is_timed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The machine is busy in the first calls of two rows; those of five take longer than of six."""
-    monkeypatch.setattr(profile, "_MAX_ROUNDS", 3)
+    monkeypatch.setattr(profile, "MAX_ROUNDS", 3)
     machine = profiler(widest=0)
 
     def seconds(rows: int, number: int) -> float:
@@ -394,7 +394,7 @@ def test_drafting_is_timed_for_the_lengths_that_are_drafted(
 ) -> None:
     """A time kept for more levels than a drafter has would make its longest shapes too cheap."""
     machine = profiler(widest=1)
-    drafter = machine._drafter
+    drafter = machine.drafter
     assert drafter is not None
     monkeypatch.setattr(type(drafter), "max_length", 6)
     assert {n for kind, _, n in machine.cases() if kind == "draft"} == {2, 4, 6}
@@ -447,7 +447,7 @@ def test_the_overhead_of_a_step_is_told_apart_from_a_machine_that_becomes_slower
 ) -> None:
     """Every call takes longer than the one before; the rest of a step takes constant time."""
     machine = profiler(widest=2)
-    target = machine._target
+    target = machine.target
     honest, clock = target.verify, [0.0, 0.0]
 
     def slower(tree, cache, length, bound, **more):  # type: ignore[no-untyped-def]

@@ -206,7 +206,7 @@ def test_a_drafter_that_names_the_checksum_of_a_whole_file_is_found(
 ) -> None:
     """As trained before; a large file's checksum is remembered from then."""
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("redrafter_mlx.weights.checksum._WORTH_REMEMBERING", 1000)
+    monkeypatch.setattr("redrafter_mlx.weights.checksum.WORTH_REMEMBERING", 1000)
     whole = sha256_of(sample)
     target = load_target(sample)
     assert target.source.earlier_fingerprint == f"sha256:{whole}" != target.source.fingerprint
@@ -230,7 +230,7 @@ def test_a_large_file_is_not_read_to_be_hashed(
     sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("redrafter_mlx.weights.checksum._WORTH_REMEMBERING", 1000)
+    monkeypatch.setattr("redrafter_mlx.weights.checksum.WORTH_REMEMBERING", 1000)
     assert load_target(sample).source.earlier_fingerprint is None
     assert not (tmp_path / "cache" / "checksums").exists()
     digest = hashlib.sha256(sample.read_bytes()).hexdigest()

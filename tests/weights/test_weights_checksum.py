@@ -17,7 +17,7 @@ from redrafter_mlx.weights.checksum import is_intact, sha256_of
 def big(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that is treated as large enough for its checksum to be remembered."""
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(checksum, "_WORTH_REMEMBERING", 1)
+    monkeypatch.setattr(checksum, "WORTH_REMEMBERING", 1)
     path = tmp_path / "model"
     path.write_bytes(b"abc" * 1000)
     return path

@@ -524,7 +524,7 @@ def test_what_does_not_fit_is_refused_before_its_weights_are_fetched(
     for gigabytes, fetched in ((2, False), (192, True)):
         machine = mac(gigabytes)
         monkeypatch.setattr("redrafter_mlx.weights.resolve.this_machine", lambda m=machine: m)
-        monkeypatch.setattr("redrafter_mlx.weights.fit.needs._WORK", 2 * 10**9)
+        monkeypatch.setattr("redrafter_mlx.weights.fit.needs.WORK", 2 * 10**9)
         assert main.run(["pull", "org/large"]) == 1  # the files are not a model
         assert any(asked.endswith("/model.safetensors") for asked in hub.asked) == fetched
         assert ("org/large takes" in capsys.readouterr().err) != fetched
@@ -657,7 +657,7 @@ def test_every_command_that_downloads_says_what_fits(
 def test_a_download_that_no_bar_shows_is_logged_with_its_size_and_then_every_half_minute(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("redrafter_mlx.weights._LOGGED_BYTES", 1000)
+    monkeypatch.setattr("redrafter_mlx.weights.LOGGED_BYTES", 1000)
     files = {"config.json": b"{}", "model.safetensors": b"x" * 5000}
     hub.repos["org/small", "main"] = files
     resolve("org/small")

@@ -25,7 +25,7 @@ from redrafter_mlx.weights.registry import REGISTRY, Registered
 CONTEXT = 8192
 """Number of tokens in the context that a model should have room for: a long chat."""
 
-_WORK = 500_000_000
+WORK = 500_000_000
 """Number of bytes for everything except weights, cache and drafter."""
 
 MOSTLY_EMBEDDING = "most of its weights are an embedding, which 4 bits change much: prefer 8"
@@ -47,7 +47,7 @@ class Need:
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache + self.drafter + _WORK
+        return self.weights + self.cache + self.drafter + WORK
 
     def fits(self, machine: Machine) -> bool:
         return self.total <= machine.working_set

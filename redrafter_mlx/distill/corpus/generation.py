@@ -29,7 +29,7 @@ _LEAVE_SHARE = 0.2
 _CHECK_EVERY = 10
 """Number of tokens between checks whether an answer has fallen into a loop and can stop."""
 
-_MOST_CACHED = 2_000_000_000
+MAX_CACHED = 2_000_000_000
 """Bytes of unused memory that MLX may keep: attention needs larger arrays at each token, and on a
 GPU those of all sizes together would fill it."""
 
@@ -163,7 +163,7 @@ def write_turns(
     return grouped
 
 
-class _EvenCache(BatchKVCache):  # type: ignore[misc]
+class EvenCache(BatchKVCache):  # type: ignore[misc]
     """mlx-lm's batched cache, of which attention reads all slots, those not written yet masked out.
 
     So attention has the same extent for `step` tokens. A GPU's library plans anew for each extent,
@@ -254,7 +254,7 @@ class _Batch:
         padding = [width - len(prompts[i]) for i in own]
         self.cache = target.mlx_lm_caches()  # one row has no padding, so it needs no mask
         if target.row_masks:
-            self.cache = [_EvenCache(padding) for _ in self.cache]
+            self.cache = [EvenCache(padding) for _ in self.cache]
         padded = mx.array([[0] * n + prompts[i] for n, i in zip(padding, own, strict=True)])
         columns = max(1, _PREFILL_TOKENS // len(own))
         seen = []
@@ -284,7 +284,7 @@ class _Batch:
     ) -> None:
         """Write each row until it ends, reaches its limit or loops."""
         for at in range(max(row.limit for row in self.rows)):
-            if mx.get_cache_memory() > _MOST_CACHED:
+            if mx.get_cache_memory() > MAX_CACHED:
                 mx.clear_cache()
             logits = self.target.logits(self.hidden[:, None])[:, 0]
             chosen, drawn = mx.argmax(logits, axis=-1), [at < row.drawn for row in self.rows]

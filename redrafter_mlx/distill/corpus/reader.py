@@ -26,7 +26,7 @@ from redrafter_mlx.distill.options import Labels
 from redrafter_mlx.errors import BadInputError, UnsupportedModelError
 from redrafter_mlx.target_model.model import Target
 
-_FORKS = 64
+FORKS = 64
 """Number of continuations that the target generates in one call."""
 
 
@@ -156,8 +156,8 @@ def continuations(target: Target, tokens: list[int], first: int, length: int) ->
     cache, read = target.new_cache(), len(tokens) - 1
     states = target.append(mx.array([tokens[:-1]]), cache, 0)[0, first - 1 :]
     found = []
-    for at in range(0, states.shape[0], _FORKS):
-        some = states[at : at + _FORKS]
+    for at in range(0, states.shape[0], FORKS):
+        some = states[at : at + FORKS]
         positions = mx.arange(first + at, first + at + some.shape[0], dtype=mx.int32)
         made = [mx.argmax(target.logits(some[None])[0], axis=-1).astype(mx.int32)]
         for ahead in range(length):

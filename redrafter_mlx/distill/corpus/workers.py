@@ -33,7 +33,7 @@ from redrafter_mlx.runtime.atomic_write import atomic_write, remove_abandoned
 from redrafter_mlx.runtime.child_process import Child, Send, start_child
 from redrafter_mlx.runtime.environment import environment
 
-_POLL = 1.0
+POLL_SECONDS = 1.0
 """Seconds between checks of the folder."""
 
 
@@ -83,7 +83,7 @@ def _write_in_processes(
     started = [BlockProgress() for _ in range(workers)]
     with _started(job, workers) as children:
         while not gauge.enough() and any(child.process.exitcode != 0 for child in children):
-            time.sleep(_POLL)
+            time.sleep(POLL_SECONDS)
             for worker, child in enumerate(children):
                 try:
                     for sent in child.check():
@@ -191,7 +191,7 @@ def _reported(report: Callable[[], None]) -> Iterator[None]:
 
     def repeat() -> None:
         try:
-            while not done.wait(_POLL):
+            while not done.wait(POLL_SECONDS):
                 report()
         except Exception as error:
             errors.append(error)

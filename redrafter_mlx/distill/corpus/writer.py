@@ -80,7 +80,7 @@ class Writer:
         """
         progress = progress or BlockProgress()
         key = mx.random.key(self.options.seed * 1_000_003 + block)
-        write = self._write_own if self._is_own(block) else self._write_given
+        write = self._write_own if self.is_own(block) else self._write_given
         return Shard(write(block, key, progress), progress.left_out)
 
     def held_out(self, block: int) -> bool:
@@ -89,17 +89,17 @@ class Writer:
         The user's prompts in a held-out block are never in a training block, however often they are
         asked. Of a few prompts all are trained on, if the target writes others.
         """
-        if self._is_own(block):
+        if self.is_own(block):
             return self._own_before(block) % HELD_OUT_EVERY == 0
-        if self._own_share > 0 and self._parts < HELD_OUT_EVERY:
+        if self._own_share > 0 and self.n_parts < HELD_OUT_EVERY:
             return False
         return self._round_and_part(block)[1] % HELD_OUT_EVERY == 0
 
     def has_new_prompts(self, block: int) -> bool:
         """Whether the prompts of a block are in no earlier block."""
-        return self._is_own(block) or self._round_and_part(block)[0] == 0
+        return self.is_own(block) or self._round_and_part(block)[0] == 0
 
-    def _is_own(self, block: int) -> bool:
+    def is_own(self, block: int) -> bool:
         return _in_share(block, self._own_share)
 
     def _own_before(self, block: int) -> int:
@@ -112,7 +112,7 @@ class Writer:
 
     def _round_and_part(self, block: int) -> tuple[int, int]:
         """Return how often all the user's prompts were asked before, and which part is next."""
-        return divmod(block - self._own_before(block), self._parts)
+        return divmod(block - self._own_before(block), self.n_parts)
 
     @property
     def _part_size(self) -> int:
@@ -120,7 +120,7 @@ class Writer:
         return self.options.batch // len(self.options.openings)
 
     @property
-    def _parts(self) -> int:
+    def n_parts(self) -> int:
         """Number of blocks in which all the user's prompts are asked once."""
         return -(-len(self.prompts) // self._part_size)
 
@@ -128,10 +128,10 @@ class Writer:
         """Write answers to the next of the user's prompts, with other openings in each round."""
         round_, part = self._round_and_part(block)
         openings = tuple(n + 3 * round_ for n in self.options.openings)
-        return self._converse(self._given_parts[part], openings, key, progress)
+        return self.converse(self.given_parts[part], openings, key, progress)
 
     @cached_property
-    def _given_parts(self) -> list[list[Conversation]]:
+    def given_parts(self) -> list[list[Conversation]]:
         """The user's prompts, block by block of a round.
 
         The held-out ones are those with the smallest digests, whatever the seed: runs that start
@@ -139,7 +139,7 @@ class Writer:
         """
         size, seed = self._part_size, self.options.seed
         by_digest = sorted(self.prompts, key=_digest)
-        apart = size * -(-self._parts // HELD_OUT_EVERY)
+        apart = size * -(-self.n_parts // HELD_OUT_EVERY)
         held_out, others = by_digest[:apart], by_digest[apart:]
         random.Random(seed).shuffle(held_out)
         random.Random(seed).shuffle(others)
@@ -160,7 +160,7 @@ class Writer:
         wanted, earlier = self._part_size, self._own_before(block)
         kind = earlier + earlier // HELD_OUT_EVERY  # so that held-out blocks are of all kinds
         message = _SYSTEM_MESSAGES[kind // 8 % len(_SYSTEM_MESSAGES)]
-        system = message if kind % 8 == 5 and self._takes_system else None
+        system = message if kind % 8 == 5 and self.takes_system else None
         start = Conversation((), system=system)
         for_prompts, for_answers, for_more = mx.random.split(key, 3)
         if _in_share(kind, opt.starter_share):
@@ -175,10 +175,10 @@ class Writer:
         if not firsts:
             return []
         if kind % 4 != 3:
-            return self._converse(firsts, opt.openings, for_answers, progress)
-        return self._with_follow_ups(firsts, for_answers, for_more, progress)
+            return self.converse(firsts, opt.openings, for_answers, progress)
+        return self.with_follow_ups(firsts, for_answers, for_more, progress)
 
-    def _with_follow_ups(
+    def with_follow_ups(
         self,
         firsts: list[Conversation],
         for_answers: mx.array,
@@ -187,7 +187,7 @@ class Writer:
     ) -> list[Text]:
         """Write conversations of two user turns, both written by the target."""
         opt = self.options
-        asked = [(first, self._render(first, 0)) for first in firsts]
+        asked = [(first, self.render(first, 0)) for first in firsts]
         texts, answered = self._answer(asked, opt.openings, for_answers, progress)
         if not answered:
             return texts
@@ -199,9 +199,9 @@ class Writer:
             for first, turns in zip(answered, more, strict=True)
             if turns
         ]
-        return texts + self._converse(seconds, opt.openings, for_second, progress)
+        return texts + self.converse(seconds, opt.openings, for_second, progress)
 
-    def _converse(
+    def converse(
         self,
         conversations: Sequence[Conversation],
         openings: tuple[int, ...],
@@ -214,7 +214,7 @@ class Writer:
             asked: list[tuple[Conversation, list[int]]] = []
             for conversation in conversations:
                 try:
-                    prompt = self._render(conversation, len(conversation.answers))
+                    prompt = self.render(conversation, len(conversation.answers))
                 except BadInputError:
                     progress.left_out[REFUSED] += 1
                     continue
@@ -284,15 +284,15 @@ class Writer:
                 texts.append(text.text(self.target, length))
         return texts
 
-    def _render(self, conversation: Conversation, turn: int) -> list[int]:
+    def render(self, conversation: Conversation, turn: int) -> list[int]:
         thinking = self.options.thinking
         return prompt_ids(self.tokenizer, conversation, turn, raw=self.raw, thinking=thinking)
 
     @cached_property
-    def _takes_system(self) -> bool:
+    def takes_system(self) -> bool:
         """Whether the chat template accepts a system message."""
         try:
-            self._render(Conversation(("?",), system=_SYSTEM_MESSAGES[0]), 0)
+            self.render(Conversation(("?",), system=_SYSTEM_MESSAGES[0]), 0)
         except BadInputError:
             return False
         return True

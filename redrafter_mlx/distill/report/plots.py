@@ -38,7 +38,8 @@ def draw_plots(folder: Path) -> str | None:
         return _NOTE
     log = read_metrics(folder)
     try:
-        for kind, draw, name in (("step", _loss, LOSS), ("evaluation", _accuracy, ACCURACY)):
+        figures = ("step", loss_figure, LOSS), ("evaluation", accuracy_figure, ACCURACY)
+        for kind, draw, name in figures:
             if events := [record for record in log if record["event"] == kind]:
                 with atomic_write(folder / name) as partial:
                     draw(events).savefig(partial, dpi=120)
@@ -59,7 +60,7 @@ def running_mean(values: Sequence[float] | np.ndarray, window: int) -> np.ndarra
     return mean
 
 
-def _loss(steps: Sequence[Record]) -> Figure:
+def loss_figure(steps: Sequence[Record]) -> Figure:
     figure = new_figure(8)
     axes = figure.subplots()
     at = [s["step"] for s in steps]
@@ -76,7 +77,7 @@ def _loss(steps: Sequence[Record]) -> Figure:
     return figure
 
 
-def _accuracy(evaluations: Sequence[Record]) -> Figure:
+def accuracy_figure(evaluations: Sequence[Record]) -> Figure:
     """Plot held-out top-1 by position (left) and simulated tokens/step by beam width (right)."""
     figure = new_figure(13)
     accuracy, accepted = figure.subplots(1, 2)

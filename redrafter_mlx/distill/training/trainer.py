@@ -28,7 +28,7 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.weights import LOG
 from redrafter_mlx.weights.files.names import WEIGHTS
 
-_SAVE_SECONDS = 120.0
+SAVE_SECONDS = 120.0
 """Seconds between saves: the most that a killed run loses."""
 
 _MOST_CACHED = 1_000_000_000
@@ -139,7 +139,7 @@ class Trainer:
                 yield evaluation
                 best = evaluation.best  # its checkpoint knows the drafter that was saved
                 began, positions = time.monotonic(), 0
-            if best or time.monotonic() - saved > _SAVE_SECONDS:
+            if best or time.monotonic() - saved > SAVE_SECONDS:
                 self.save()
                 saved = time.monotonic()
         if self._at.step >= self.steps and not self._at.best:

@@ -35,7 +35,7 @@ _LOW_ACCEPTANCE = 0.3
 """Acceptance rate of first drafts below which the user gets a note. EAGLE-3 heads guess 60 to 80%
 of the next tokens; wrong layers gave 1 to 10% (vLLM issues 43671 and 50170)."""
 
-_ANSWERS = (
+ANSWERS = (
     (
         "What is a lighthouse for?",
         "A lighthouse is a tower with a bright light at the top. It helps sailors find their way "
@@ -70,7 +70,7 @@ def calibrated(
     path = _path(files, key)
     accepted = _stored(path, readings)
     if accepted is None:
-        texts = [_encoded(tokenizer, *pair, target.vocab_size) for pair in _ANSWERS]
+        texts = [encoded(tokenizer, *pair, target.vocab_size) for pair in ANSWERS]
         with target.lock:
             accepted = {name: acceptance(d, target, texts) for name, d in readings.items()}
         with contextlib.suppress(OSError):  # a cache that cannot be written is no error
@@ -145,7 +145,7 @@ def _seen(tokens: mx.array, features: mx.array | None, at: int, count: int) -> S
     )
 
 
-def _encoded(tokenizer: TokenizerWrapper, question: str, answer: str, vocab_size: int) -> list[int]:
+def encoded(tokenizer: TokenizerWrapper, question: str, answer: str, vocab_size: int) -> list[int]:
     if tokenizer.has_chat_template:
         before = render_chat(tokenizer, [{"role": "user", "content": question}])
         ids = before + tokenizer.encode(answer, add_special_tokens=False)

@@ -41,7 +41,7 @@ class Pard(DraftModel, well_formed=True):
     ) -> None:
         """Raise BadInputError for a mask token that the model has no embedding for."""
         super().__init__(model, tokenizer, name, target)
-        check_int(MASK_KEY, mask_token, 0, self._model.vocab_size - 1)
+        check_int(MASK_KEY, mask_token, 0, self.model.vocab_size - 1)
         self._mask_token = mask_token
 
     @property
@@ -58,7 +58,7 @@ class Pard(DraftModel, well_formed=True):
         The memory then holds the committed positions and the root; the masks' slots are
         overwritten.
         """
-        model, cache = self._model, self.filled_cache(memory)
+        model, cache = self.model, self.filled_cache(memory)
         tokens = mx.pad(embeddable(seen.tokens, model), [(0, 0), (0, drafts - 1)])
         after_root = mx.arange(tokens.shape[1]) > seen.count[:, None]
         tokens = mx.where(after_root, self._mask_token, tokens)
