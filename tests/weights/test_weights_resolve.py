@@ -539,9 +539,14 @@ def _weights_asked(hub: FakeHub) -> bool:
     [
         ({"model_type": "unheard_of"}, "unheard_of"),
         (
-            {"model_type": "mamba", "state_size": 16, "conv_kernel": 4, "use_bias": False,
-             "use_conv_bias": True, "time_step_rank": 256},
-            "ArraysCache",
+            {"model_type": "longcat_flash_ngram", "ffn_hidden_size": 64, "moe_topk": 2,
+             "expert_ffn_hidden_size": 32, "num_layers": 32, "n_routed_experts": 4,
+             "zero_expert_num": 2, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8,
+             "qk_nope_head_dim": 8, "v_head_dim": 8, "routed_scaling_factor": 1.0,
+             "mla_scale_q_lora": True, "mla_scale_kv_lora": True, "rms_norm_eps": 1e-5,
+             "rope_theta": 1e4, "max_position_embeddings": 512, "ngram_vocab_size_ratio": 3,
+             "emb_split_num": 2, "emb_neighbor_num": 3},
+            "embedding",
         ),
         ({"model_type": "gpt2", "n_ctx": 64, "n_embd": 64, "n_head": 4, "n_layer": 32,
           "n_positions": 64, "layer_norm_epsilon": 1e-5}, "rotary embeddings"),
