@@ -21,7 +21,7 @@ CONFIG = "config.json"
 RECURRENT, EAGLE3, EAGLE = "ReDrafter", "EAGLE-3", "EAGLE"
 MEDUSA, MLP_SPECULATOR = "Medusa", "MLP speculator"
 DFLASH, DFLASH2, DSPARK = "DFlash", "DFlash 2", "DSpark"
-MTP, ASSISTANT, NEMOTRONS = "MTP", "Gemma 4 assistant", "Nemotron MTP"
+MTP, ASSISTANT = "MTP", "Gemma 4 assistant"
 
 Config = Mapping[str, object]
 Names = Collection[str]
@@ -54,6 +54,10 @@ _QWENS = {
     "": "layers.0.",
 }
 """Names in the layouts of DeepSeek-V3, of mlx-vlm, of MiMo and speculators; and Qwen's."""
+
+_OF_NEMOTRON = re.compile(r"layers\.\d+\.(enorm|hnorm|eh_proj|final_layernorm)\.")
+_SCALE = re.compile(r"\.[kv]_scale$")
+"""Names in the layout of Nemotron-H that are in none of its layers; and scales of its caches."""
 
 _COPIES = ("embed_tokens.", "shared_head.head.", "lm_head.", "self_attn.rotary_emb.")
 
@@ -123,13 +127,13 @@ SIGNATURES = (
     ),
     # The layout of DeepSeek-V3, split off; in a whole model's files, the names have a prefix.
     Signature(MTP, (r"hnorm\.weight", r"eh_proj\.(weight|scales)"), quantised=True),
-    Signature(ASSISTANT, (r"pre_projection\.weight", r"post_projection\.weight")),
     Signature(
-        NEMOTRONS,
+        MTP,
         (r"layers\.0\.eh_proj\.(weight|scales)", r"layers\.\d+\.final_layernorm\.weight"),
         lacks=(r"(.*\.)?(embed_tokens|embeddings)\.(weight|scales)",),
-        supported=False,
+        quantised=True,
     ),
+    Signature(ASSISTANT, (r"pre_projection\.weight", r"post_projection\.weight")),
     Signature("Hydra", (r"hydra.*",), keys=("hydra_num_heads",), supported=False),
     Signature("P-EAGLE", ("mask_hidden",), keys=("ptd_token_id",), named="peagle", supported=False),
     # Only a decoder layer and a norm, which continue from one of the target's first layers.
@@ -252,6 +256,8 @@ def mtp_names(names: Names) -> dict[str, str]:
         bare = {name: name.removeprefix("model.") for name in names}
     else:
         bare = {name: name[len(prefix) :] for name in names if name.startswith(prefix)}
+    if "layers.0.eh_proj.weight" in bare.values():
+        return {n: _OF_NEMOTRON.sub(_nemotrons, o) for n, o in bare.items() if not _SCALE.search(o)}
     if not any(own.startswith(("eh_proj.", "input_proj.")) for own in bare.values()):
         return bare
     return {name: _qwens(own) for name, own in bare.items() if not own.startswith(_COPIES)}
@@ -274,6 +280,10 @@ def _qwens(name: str) -> str:
     """Return Qwen's name for a tensor in another layout."""
     part = next(part for part in _QWENS if name.startswith(part))
     return _QWENS[part] + name[len(part) :]
+
+
+def _nemotrons(found: re.Match[str]) -> str:
+    return _QWENS[f"{found[1]}."]
 
 
 def _own_name(name: str) -> str:

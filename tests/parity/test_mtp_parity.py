@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 from eagle_files import seen
 from hybrids import hybrid_model
-from mtp_samples import VOCAB, load, random_head, write_head
+from mtp_samples import (
+    VOCAB,
+    load,
+    nemotron,
+    random_head,
+    random_nemotron_head,
+    with_single_experts,
+    write_head,
+)
 from tiny import HIDDEN
 
 from redrafter_mlx.target_model.model import Target
@@ -45,6 +53,37 @@ def test_logits_of_three_levels_equal_mlx_vlms(name: str, tmp_path: Path) -> Non
         rows.append(head._forward_tokens(mx.array([[token]]), rows[-1], mx.int32))
     want = np.array(head._lm_head_fn(mx.concatenate(rows, axis=1))[0])
 
+    drafter = load(write_head(tmp_path / "d", tensors), Target(model))
+    memory = drafter.extend(drafter.empty(1), seen(text, hidden, 0, 7, 7))
+    levels = drafter.levels(memory, seen(text, hidden, 7, P - 7, P - 7), 3)
+    found = [levels.first()]
+    found += [levels.following(mx.array([[0]]), mx.array([[token]])) for token in PATH]
+    got = np.array(mx.concatenate(found, axis=1)[0])
+    worst = np.abs(got - want).max() / want.std()
+    print(f"{worst:.1e} of the logits' spread")
+    assert worst < 1e-4
+
+
+def test_logits_of_nemotrons_head_equal_mlx_vlms(tmp_path: Path) -> None:
+    module = "mlx_vlm.speculative.drafters.nemotron_h_mtp"
+    theirs = pytest.importorskip(module, reason="pip install --no-deps mlx-vlm")
+    model = nemotron()
+    tensors = with_single_experts(random_nemotron_head(model))
+    text_of = {
+        **vars(model.args), "num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E",
+    }  # fmt: skip
+    head = theirs.Model(theirs.ModelConfig.from_dict({"text_config": text_of}))
+    head.load_weights([*head.sanitize(dict(tensors)).items()])
+    rng = np.random.default_rng(0)
+    text = rng.integers(0, VOCAB, P + 1).tolist()
+    hidden = rng.normal(size=(P, HIDDEN)).astype(np.float32)
+    cache, embed = head.make_cache(), model.backbone.embeddings
+    row, _ = head._forward_hidden(embed(mx.array([text[1:]])), mx.array(hidden[None]), None, cache)
+    rows = [row[:, -1:]]
+    for token in PATH:
+        row, _ = head._forward_hidden(embed(mx.array([[token]])), rows[-1], None, cache)
+        rows.append(row)
+    want = np.array(model.lm_head(mx.concatenate(rows, axis=1))[0])
     drafter = load(write_head(tmp_path / "d", tensors), Target(model))
     memory = drafter.extend(drafter.empty(1), seen(text, hidden, 0, 7, 7))
     levels = drafter.levels(memory, seen(text, hidden, 7, P - 7, P - 7), 3)

@@ -27,8 +27,11 @@ from mtp_samples import (
     as_deepseeks,
     as_mimos,
     load,
+    nemotron,
+    nemotrons_logits,
     quantised,
     random_head,
+    random_nemotron_head,
     target_model,
     with_fused_experts,
     with_joined_heads,
@@ -245,14 +248,37 @@ def logits_by_mlx_lm(
 
 
 @pytest.mark.parametrize("in_model", [False, True])
-def test_nemotrons_heads_are_refused_by_name(in_model: bool, tmp_path: Path) -> None:
-    layers = {"layers.0": ("enorm", "hnorm", "eh_proj", "norm", "mixer.q_proj"),
-              "layers.1": ("norm", "mixer.gate", "final_layernorm")}  # fmt: skip
-    tensors = {f"{i}.{name}.weight": mx.ones(8) for i, names in layers.items() for name in names}
-    folder = write_head(tmp_path / "d", tensors, "mtp." if in_model else "")
-    target = Target(hybrid_model("nemotron_h", vocab_size=VOCAB))
-    with pytest.raises(UnsupportedModelError, match="Nemotron MTP"):
-        DrafterFolder(folder, in_model=in_model).bind(target, byte_tokenizer())
+def test_nemotrons_heads_draft_what_their_equations_say(in_model: bool, tmp_path: Path) -> None:
+    """By mlx-lm's own blocks along one path; their attention knows no positions."""
+    model = nemotron()
+    tensors, target = random_nemotron_head(model), Target(model)
+    stored = with_single_experts(tensors)
+    folder = write_head(tmp_path / "d", stored, "mtp." if in_model else "")
+    drafter = DrafterFolder(folder, in_model=in_model).bind(target, byte_tokenizer())
+    assert isinstance(drafter, MtpDrafter)
+    rng = np.random.default_rng(1)
+    tokens, hidden = rng.integers(0, VOCAB, 9).tolist(), rng.normal(size=(8, HIDDEN))
+    memory = drafter.extend(drafter.empty(1), seen(tokens, hidden, 0, 5, 6))
+    levels = drafter.levels(memory, seen(tokens, hidden, 5, 3, 4), 3)
+    found = [levels.first()]
+    found += [levels.following(mx.array([[0]]), mx.array([[token]])) for token in (5, 60)]
+    got = mx.concatenate(found, axis=1)[0]
+    want = nemotrons_logits(model, tensors, tokens, mx.array(hidden, mx.float32), [5, 60])
+    np.testing.assert_allclose(got, want, atol=1e-4 * np.std(want))
+    decoder = Decoder(target, drafter, SHAPES[-1], GREEDY)
+    assert run(decoder, 20)[0] == plain_tokens(model, PROMPT, 20)
+
+
+def test_nemotrons_heads_need_a_nemotron(model: nn.Module, tmp_path: Path) -> None:
+    tensors = random_nemotron_head(nemotron())
+    folder = write_head(tmp_path / "d", with_single_experts(tensors))
+    without_experts = hybrid_model("nemotron_h", vocab_size=VOCAB)
+    for other, words in ((model, "qwen3_5"), (without_experts, "layers like its own")):
+        with pytest.raises(UnsupportedModelError, match=words):
+            load(folder, Target(other))
+    tensors["layers.2.norm.weight"] = tensors["layers.2.mixer.conv1d.weight"] = mx.ones(HIDDEN)
+    with pytest.raises(UnsupportedModelError, match="layer 2"):
+        load(write_head(tmp_path / "e", tensors), Target(nemotron()))
 
 
 def test_speculators_exports_are_the_same_head(model: nn.Module, tmp_path: Path) -> None:

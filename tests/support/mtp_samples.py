@@ -11,7 +11,9 @@ import mlx.nn as nn
 import numpy as np
 from hybrids import hybrid_model
 from mlx.utils import tree_flatten
-from tiny import byte_tokenizer, random_model
+from mlx_lm.models.cache import KVCache
+from mlx_lm.models.nemotron_h import NemotronHBlock
+from tiny import HIDDEN, byte_tokenizer, random_model
 from weights_resolve_samples import hub as hub
 
 from redrafter_mlx.drafting.forms import DrafterFolder
@@ -51,6 +53,7 @@ def with_single_experts(tensors: Tensors) -> Tensors:
     for name, array in tensors.items():
         if ".switch_mlp." in name:
             before, after = name.split("switch_mlp")
+            after = after.replace("fc1", "up_proj").replace("fc2", "down_proj")
             out |= {f"{before}experts.{e}{after}": array[e] for e in range(array.shape[0])}
         else:
             out[name] = array
@@ -237,3 +240,51 @@ def load(folder: Path, target: Target) -> MtpDrafter:
     drafter = DrafterFolder(folder).bind(target, byte_tokenizer())
     assert isinstance(drafter, MtpDrafter)
     return drafter
+
+
+def nemotron() -> nn.Module:
+    """Return a tiny Nemotron-H with a layer that chooses experts."""
+    experts = {
+        "hybrid_override_pattern": ["M", "E", "*", "M"], "n_routed_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1,
+        "moe_shared_expert_intermediate_size": 32, "n_group": 1, "topk_group": 1,
+        "norm_topk_prob": True, "routed_scaling_factor": 1.5,
+    }  # fmt: skip
+    return hybrid_model("nemotron_h", vocab_size=VOCAB, **experts)
+
+
+def random_nemotron_head(model: nn.Module) -> Tensors:
+    """Return the tensors of a head with a layer that attends and one that chooses experts."""
+    rng, H = np.random.default_rng(0), HIDDEN
+    tensors = {}
+    for i, kind in enumerate("*E"):
+        for name, array in tree_flatten(NemotronHBlock(model.args, kind).parameters()):
+            tensors[f"layers.{i}.{name}"] = rng.normal(0, 0.2, array.shape)
+    for name in ("0.norm", "1.norm", "0.enorm", "0.hnorm", "1.final_layernorm"):
+        tensors[f"layers.{name}.weight"] = rng.normal(0.9, 0.1, H)
+    tensors["layers.0.eh_proj.weight"] = rng.normal(0, 0.2, (H, 2 * H))
+    return {name: mx.array(array.astype(np.float32)) for name, array in tensors.items()}
+
+
+def nemotrons_logits(
+    model: nn.Module, tensors: Tensors, tokens: list[int], hidden: mx.array, drafts: list[int]
+) -> np.ndarray:
+    """Return logits [1 + drafts, V] of a text, and after each of the drafts that follow it."""
+    blocks, cache = [NemotronHBlock(model.args, kind) for kind in "*E"], KVCache()
+    for i, block in enumerate(blocks):
+        own = {n.removeprefix(f"layers.{i}."): a for n, a in tensors.items() if f"s.{i}." in n}
+        block.load_weights([(n, a) for n, a in own.items() if n.startswith(("norm", "mixer"))])
+
+    def normed(x: mx.array, name: str) -> mx.array:
+        return mx.fast.rms_norm(x, tensors[f"layers.{name}.weight"], 1e-5)
+
+    def row(token: int, h: mx.array) -> mx.array:
+        embedded = normed(model.backbone.embeddings(mx.array([[token]])), "0.enorm")
+        both = mx.concatenate([embedded, normed(h, "0.hnorm")], axis=-1)
+        x = blocks[0](both @ tensors["layers.0.eh_proj.weight"].T, None, cache)
+        return normed(blocks[1](x), "1.final_layernorm")
+
+    outputs = [row(token, h[None, None]) for token, h in zip(tokens[1:], hidden, strict=True)][-1:]
+    for token in drafts:
+        outputs.append(row(token, outputs[-1]))
+    return np.array(model.lm_head(mx.concatenate(outputs, axis=1))[0])

@@ -54,6 +54,11 @@ class FeatureConfig:
     own_embedding: bool
     rope_scaling: Mapping[str, object] | None
 
+    @property
+    def rotations(self) -> int:
+        """Number of rotary embeddings in its layers."""
+        return self.n_layers
+
 
 class FeatureNetwork(nn.Module):
     """The network of such a drafter.
@@ -92,7 +97,7 @@ class FeatureDrafter(CachedDrafter):
         """Raise UnsupportedModelError for a rotary embedding that takes no node positions."""
         config = network.config
         view, rotations, linears = with_node_positions(network)
-        if rotations.count < config.n_layers:
+        if rotations.count < config.rotations:
             raise UnsupportedModelError(
                 f"{name}: drafts on a tree need another rotary scaling than {config.rope_scaling}"
             )

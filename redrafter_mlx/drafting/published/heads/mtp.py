@@ -14,14 +14,14 @@ them, are read from the values and checked by calibration.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.base import create_attention_mask
+from mlx_lm.models.nemotron_h import NemotronHBlock
 
 from redrafter_mlx.drafting import recognition
 from redrafter_mlx.drafting.drafter_files import (
@@ -29,7 +29,6 @@ from redrafter_mlx.drafting.drafter_files import (
     Form,
     check_pair,
     fill,
-    parameters_of,
 )
 from redrafter_mlx.drafting.level_drafter import shuffled
 from redrafter_mlx.drafting.published.heads.feature_drafter import (
@@ -37,8 +36,16 @@ from redrafter_mlx.drafting.published.heads.feature_drafter import (
     FeatureDrafter,
     FeatureNetwork,
 )
+from redrafter_mlx.drafting.published.heads.mtp_files import (
+    dequantised,
+    is_latent,
+    nemotrons_kinds,
+    with_latent_heads,
+    with_nemotrons_experts,
+    with_stacked_experts,
+)
 from redrafter_mlx.drafting.published.network import share_weights
-from redrafter_mlx.drafting.recognition import NEMOTRONS, OF_SPECULATORS, mtp_names
+from redrafter_mlx.drafting.recognition import OF_SPECULATORS, mtp_names
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.adapter import find_backbone, layers_of
@@ -52,11 +59,8 @@ Those of Qwen3.5 and 3.6 lie between -0.5 and 0.3, and above 0.4 with the 1 (mlx
 
 
 _HIDDEN_NORM = "pre_fc_norm_hidden.weight"
-_ATTENTION = "layers.0.self_attn."
 _ROUTING = "e_score_correction_bias"
 """A bias that decides between experts, and is float32 in every model."""
-
-_EXPERTS, _STACKED = "layers.0.mlp.experts.", "layers.0.mlp.switch_mlp."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,19 +70,26 @@ class MtpConfig(FeatureConfig):
     layers:       () for the final norm's output, or the number of the target's layers for its input
     centred:      whether its norms may have been stored without the 1 that is added to them
     normed_again: whether its own output is read again after its final norm, as the target's is
+    kinds:        of a Nemotron's layers, see `nemotrons_kinds`; empty for one of the target's
     """
 
     centred: bool
     normed_again: bool
+    kinds: str = ""
+
+    @property
+    def rotations(self) -> int:
+        return 0 if self.kinds else self.n_layers
 
     @classmethod
-    def of(cls, target: Target, *, centred: bool, normed_again: bool) -> MtpConfig:
+    def of(cls, target: Target, *, centred: bool, normed_again: bool, kinds: str = "") -> MtpConfig:
         return cls(
             centred=centred,
             normed_again=normed_again,
+            kinds=kinds,
             layers=(),
             context_size=target.hidden_size,
-            n_layers=1,
+            n_layers=kinds.count("*") if kinds else 1,
             own_head=False,
             own_embedding=False,
             rope_scaling=None,
@@ -95,12 +106,17 @@ class MtpNetwork(FeatureNetwork):
         """Raise UnsupportedModelError if no layer can be made like those of the target."""
         super().__init__()
         self.config: MtpConfig = config
-        H, layer = target.hidden_size, layer_like(target)
-        eps = layer.input_layernorm.eps
+        H = target.hidden_size
+        if config.kinds:
+            layers = nemotrons_layers(target, config.kinds)
+            eps = layers[0].norm.eps
+        else:
+            layers = [layer_like(target)]
+            eps = layers[0].input_layernorm.eps
         self.pre_fc_norm_embedding = nn.RMSNorm(H, eps)
         self.pre_fc_norm_hidden = nn.RMSNorm(H, eps)
         self.fc = nn.Linear(2 * H, H, bias=False)
-        self.layers = [layer]
+        self.layers = layers
         # Which layers mlx-lm quantises to other bits: those that choose experts.
         self.quant_predicate = getattr(target.model, "quant_predicate", None)
         self.norm = nn.RMSNorm(H, eps)
@@ -118,10 +134,15 @@ class MtpNetwork(FeatureNetwork):
     ) -> mx.array:
         normed = [self.pre_fc_norm_embedding(embedding), self.pre_fc_norm_hidden(context)]
         x: mx.array = self.fc(mx.concatenate(normed, axis=-1))
-        latent = _is_latent(self.layers[0])
+        latent = not self.config.kinds and is_latent(self.layers[0])
         mask = create_attention_mask(x, cache[0], return_array=latent)
-        out: mx.array = self.layers[0](x, mask, cache[0])
-        return out
+        if not self.config.kinds:
+            out: mx.array = self.layers[0](x, mask, cache[0])
+            return out
+        caches = iter(cache)
+        for kind, layer in zip(self.config.kinds, self.layers, strict=True):
+            x = layer(x, mask, next(caches)) if kind == "*" else layer(x)
+        return x
 
     def feedback(self, hidden: mx.array) -> mx.array:
         """Map outputs to hidden states as they are read: after the final norm, or before it."""
@@ -194,6 +215,21 @@ def layer_like(target: Target) -> nn.Module:
     )
 
 
+def nemotrons_layers(target: Target, kinds: str) -> list[nn.Module]:
+    """Return new layers of these kinds, of the sizes of a Nemotron-H's.
+
+    Raises UnsupportedModelError for a target of another family.
+    """
+    args = getattr(target.model, "args", None)
+    if target.model_type == "nemotron_h":
+        with contextlib.suppress(TypeError, AttributeError):  # without experts of its own
+            return [NemotronHBlock(args, kind) for kind in kinds]
+    raise UnsupportedModelError(
+        f"a Nemotron's {MTP.name} head needs a Nemotron-H with layers like its own; the target is "
+        f"a {target.model_type}"
+    )
+
+
 def load_mtp(files: DrafterFiles, target: Target) -> MtpDrafter:
     """Load a head from a folder of its own, or from the target's.
 
@@ -203,99 +239,34 @@ def load_mtp(files: DrafterFiles, target: Target) -> MtpDrafter:
     """
     names = mtp_names(files.tensors.shapes)
     sizes = [files.tensors.shapes[name] for name, own in names.items() if own == _HIDDEN_NORM]
-    if not sizes and any(own.startswith("layers.0.eh_proj.") for own in names.values()):
-        raise UnsupportedModelError(
-            f"{files.tensors.path} holds a {NEMOTRONS} head, of attention without positions and "
-            f"experts, which is not supported; give another --drafter, such as lookup"
-        )
     if not sizes:
         raise DamagedFileError(f"{files.tensors.path} lacks tensor {_HIDDEN_NORM}")
     check_pair(sizes[0][0], target.hidden_size, "hidden size")
     joined = next((name for name, own in names.items() if own.startswith("fc.")), "")
     is_mimos = "input_proj." in joined and OF_SPECULATORS not in files.config
-    is_deepseeks = "eh_proj." in joined
-    centred = not (is_mimos or is_deepseeks)
-    config = MtpConfig.of(target, centred=centred, normed_again=not is_deepseeks)
+    kinds = nemotrons_kinds([*names.values()], files.tensors.path)
+    is_deepseeks = "eh_proj." in joined and not kinds
+    centred = not (is_mimos or is_deepseeks or kinds)
+    config = MtpConfig.of(target, centred=centred, normed_again=not is_deepseeks, kinds=kinds)
     network = MtpNetwork(config, target)
     arrays = files.tensors.read()
     try:
         own = with_stacked_experts({names[name]: arrays[name] for name in names})
-        own = _with_latent_heads(own, network.layers[0])
+        layer = network.layers[0]
+        own = with_nemotrons_experts(own) if kinds else with_latent_heads(own, layer)
     except (KeyError, ValueError) as error:
         raise DamagedFileError(
             f"{files.tensors.path}: experts or attention are not those of {target.model_type}: "
             f"{error}"
         ) from None
     routing = {name: a.astype(mx.float32) for name, a in own.items() if name.endswith(_ROUTING)}
-    own = _dequantised(own, network, files.tensors.path)
+    own = dequantised(own, network, files.tensors.path)
     if is_mimos and "fc.weight" in own:  # which reads the hidden state first
         both, H = own["fc.weight"], target.hidden_size
         own["fc.weight"] = mx.concatenate([both[..., H:], both[..., :H]], axis=-1)
     fill(network, own, files, target.dtype)
     network.load_weights(list(routing.items()), strict=False)
     return MtpDrafter(network, target).as_trained()
-
-
-def with_stacked_experts(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    """Return tensors under the names of mlx-lm, whose experts are one array for each projection.
-
-    Files have them fused (`experts.gate_up_proj` [E, 2I, H], Qwen3.5) or one by one (Qwen3-Next).
-    """
-    experts = {name.removeprefix(_EXPERTS): a for name, a in tensors.items() if _EXPERTS in name}
-    out = {name: array for name, array in tensors.items() if _EXPERTS not in name}
-    if "gate_up_proj" in experts:
-        gate, up = mx.split(experts.pop("gate_up_proj"), 2, axis=-2)
-        out |= {f"{_STACKED}gate_proj.weight": gate, f"{_STACKED}up_proj.weight": up}
-        out[f"{_STACKED}down_proj.weight"] = experts.pop("down_proj")
-    for rest in {name.partition(".")[2] for name in experts}:
-        each = [experts[f"{e}.{rest}"] for e in range(len(experts)) if f"{e}.{rest}" in experts]
-        out[f"{_STACKED}{rest}"] = mx.stack(each)
-    return out
-
-
-def _with_latent_heads(tensors: dict[str, mx.array], layer: nn.Module) -> dict[str, mx.array]:
-    """Return tensors with the two projections of mlx-lm in place of latent attention's `kv_b`."""
-    out = dict(tensors)
-    both = out.pop(f"{_ATTENTION}kv_b_proj.weight", None)
-    if both is not None and _is_latent(layer):
-        attention = layer.self_attn
-        heads = both.reshape(attention.num_heads, -1, both.shape[-1])
-        keys, values = mx.split(heads, [attention.qk_nope_head_dim], axis=1)
-        out[f"{_ATTENTION}embed_q.weight"] = keys.swapaxes(-1, -2)
-        out[f"{_ATTENTION}unembed_out.weight"] = values
-    return out
-
-
-def _is_latent(layer: nn.Module) -> bool:
-    """Whether a layer's attention is latent: mlx-lm's adds its mask to scores, as an array."""
-    return "embed_q" in layer.self_attn
-
-
-def _dequantised(
-    tensors: dict[str, mx.array], network: nn.Module, path: Path
-) -> dict[str, mx.array]:
-    """Return the tensors with all weights as numbers; bits and group size follow from shapes."""
-    sizes = {name: array.shape[-1] for name, array in parameters_of(network).items()}
-    out = dict(tensors)
-    for layer in [name.removesuffix(".scales") for name in tensors if name.endswith(".scales")]:
-        weight, size = tensors.get(f"{layer}.weight"), sizes.get(f"{layer}.weight")
-        if weight is None or size is None or f"{layer}.biases" not in tensors:
-            raise DamagedFileError(
-                f"{path}: tensor {layer}.scales belongs to weights that are not quantised as MLX "
-                f"does by default; give a head in 16 bits"
-            )
-        scales, biases = out.pop(f"{layer}.scales"), out.pop(f"{layer}.biases")
-        try:
-            out[f"{layer}.weight"] = mx.dequantize(
-                weight,
-                scales,
-                biases,
-                group_size=size // scales.shape[-1],
-                bits=32 * weight.shape[-1] // size,
-            )
-        except ValueError as error:
-            raise DamagedFileError(f"{path}: tensor {layer}.weight: {error}") from None
-    return out
 
 
 MTP = Form(recognition.MTP, load_mtp)
