@@ -78,13 +78,15 @@ def steps(config: Mapping[str, object], context: int) -> list[Step]:
         states = [layer.states[-1] for layer in cache.recurrent]
         state = sum(a.nbytes for a in states if a is not None)
         tape = sum(a.nbytes for layer in cache.recurrent for t in layer.tapes if t for a in t)
-        slots = sum(a.nbytes // a.shape[2] for layer in cache.attention for a in layer.arrays[:2])
+        keys = sum(
+            layer.slot_bytes * min(context, layer.window or context) for layer in cache.attention
+        )
         reads, writes = _TREE if N > 1 else (1, 1)
         launched = [o for o in operations([hidden, logits, *cache.buffers]) if o not in VIEWS]
         found.append(
             Step(
                 N, tree.is_chain, len(launched),
-                _weights(target.model, N), slots * context, (reads + writes) * state, 2 * tape,
+                _weights(target.model, N), keys, (reads + writes) * state, 2 * tape,
                 (N + 3) * state if N > 1 else 2 * state,
             )
         )  # fmt: skip

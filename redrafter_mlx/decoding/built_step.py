@@ -14,8 +14,7 @@ from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.state import DecodeState, Drafts
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.response import StepResult
-from redrafter_mlx.target_model.cache_slots import round_up
-from redrafter_mlx.target_model.kv_cache import SPARE_STEP, planned_capacity
+from redrafter_mlx.target_model.cache_slots import SPARE_STEP, planned_capacity, round_up
 
 Ended = list[tuple[Sequence, SequenceCache]]
 """Sequences that have left a batch, each with its cache, ready to be kept."""
@@ -112,12 +111,12 @@ class BuiltStep(NamedTuple):
         return ended
 
     def _end_at_texts(self) -> None:
-        """Commit recurrent states no further than the texts that have ended, if they can be.
+        """Commit states no further than the texts that have ended, if they can be.
 
         Their sequences are told how many tokens the states have read.
         """
         target, finished = self.state.cache.target, self.with_status(Status.FINISHED)
-        if target.states and finished:
+        if target.forgetful and finished:
             most = [_UNLIMITED] * len(self.sequences)
             for b, sequence in finished:
                 most[b] = sequence.kept_length

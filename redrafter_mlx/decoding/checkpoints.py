@@ -1,9 +1,10 @@
-"""Recurrent states at some positions of a text, at which a later prompt can leave it.
+"""States of layers at some positions of a text, at which a later prompt can leave it.
 
 Keys and values of a prefix are those of a longer text. A recurrent state is that of one position
-alone, so a prefix can be reused only up to a position where the state was kept: at the end of each
-answer, shortly before the end of each prompt, every few thousand tokens of a long prompt, and where
-an earlier prompt was seen to part from it.
+alone, and a layer with a sliding window keeps no keys before it. So a prefix can be reused only up
+to a position where the state was kept, or the window: at the end of each answer, shortly before the
+end of each prompt, every few thousand tokens of a long prompt, and where an earlier prompt was seen
+to part from it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ CHANGED_END = 8
 """Maximum number of tokens at the end of a prompt that the next turn's prompt may not repeat."""
 
 _EVERY = 2048
-"""Number of prompt tokens from one checkpoint to the next."""
+"""Minimum number of prompt tokens from one checkpoint to the next."""
+
+_WINDOWS = 8
+"""Number of windows from one checkpoint to the next: each is as large as the keys of a window."""
+
+_READ_AGAIN = 512
+"""Number of tokens of a prompt that are rather read again than kept in windows."""
 
 _MIN_SAVED = 64
 """Number of tokens for which a checkpoint is worth a call of its own: fewer are read in one."""
@@ -42,12 +49,16 @@ class Checkpoint(NamedTuple):
         return sum(map(len, self.states))
 
 
-def stops(start: int, length: int, parted: int) -> list[int]:
+def stops(start: int, length: int, parted: int, window: int = 0) -> list[int]:
     """Return the positions at which to keep the states of a prompt that is read from `start` on.
 
     parted: number of tokens that it shares with an earlier prompt
+    window: the largest sliding window, if its keys are all that is kept; 0 for recurrent states
     """
-    at = {*range((start // _EVERY + 1) * _EVERY, length, _EVERY), length - CHANGED_END, parted}
+    if window and length <= _READ_AGAIN:
+        return []
+    every = max(_EVERY, _WINDOWS * window)
+    at = {*range((start // every + 1) * every, length, every), length - CHANGED_END, parted}
     return sorted(i for i in at if i - start >= _MIN_SAVED and i < length)
 
 

@@ -41,7 +41,10 @@ class Prefill:
         self._start, self._length = start, len(prompts[0])
         self._tokens = mx.array([[*prompt[start:], 0] for prompt in prompts], mx.int32)
         self.cache, self.position, self.left = cache, start, self._length - start
-        self._stops = stops(start, self._length, cache.parted) if target.states else []
+        forgetful, parted = cache.target.forgetful, cache.parted
+        window = 0 if target.states else max(target.windows.values(), default=0)
+        keeps = forgetful and parted is not None
+        self._stops = stops(start, self._length, parted or 0, window) if keeps else []
 
     @property
     def begun(self) -> bool:

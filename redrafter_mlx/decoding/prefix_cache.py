@@ -90,7 +90,9 @@ class PrefixCache:
         shares a prefix with the prompt.
         """
         best, most = self._best(prompt, drafter)
-        return None if best is None else (best.cache.reused(prompt[:most], drafter), most)
+        if best is None:
+            return None
+        return best.cache.reused(prompt[:most], drafter, len(best.tokens)), most
 
     def longest_shared(self, prompt: Sequence[int]) -> int:
         """Return the length of the longest prefix that a text shares with the prompt."""
@@ -122,7 +124,7 @@ class PrefixCache:
         if drafter is None or _reads_features(drafter):
             remembered = min(cast(int, cache.remembered.item()), n)
         prompt = n if prompt is None else min(prompt, n)
-        if cache.target.states:
+        if cache.target.forgetful:
             cache.target.flush()
             cache.keep_states(n)  # for a text that holds this one, too
         new = Kept(text, cache, remembered, prompt, *cache.trimmed_size(n))

@@ -13,6 +13,7 @@ from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
 from redrafter_mlx.target_model.cache_slots import concatenate_padded
 from redrafter_mlx.target_model.kv_cache import Snapshot, TreeCache
 from redrafter_mlx.target_model.layer_cache import LayerBuffers
+from redrafter_mlx.target_model.plans import MAX_EXCESS
 from redrafter_mlx.target_model.recurrent.state_cache import States
 
 Arrays: TypeAlias = "tuple[Arrays | mx.array | None, ...]"
@@ -42,15 +43,16 @@ class SequenceCache:
       remembered: [B] int32, number of positions, from the first on, that `memory` holds
 
     missed: the positions after those, which the drafter is given before it drafts again
-    checkpoints: of the recurrent states of each sequence, in order of their positions
-    parted: number of tokens that the sequence's prompt shares with an earlier one
+    checkpoints: of the states of each sequence, in order of their positions
+    parted: number of tokens that the sequence's prompt shares with an earlier one; None if no later
+            prompt will share some with it
     """
 
     def __init__(self, target: TreeCache, memory: Memory, batch: int) -> None:
         self.target = target
         self.memory = memory
         self.checkpoints: list[tuple[Checkpoint, ...]] = [()] * batch
-        self.parted = 0
+        self.parted: int | None = None
         self.remembered = mx.zeros((batch,), mx.int32)
         self.missed: tuple[Seen, ...] = ()
 
@@ -120,14 +122,14 @@ class SequenceCache:
         return whole
 
     def keep_states(self, position: int) -> None:
-        """Keep the recurrent states of one sequence, of which `position` tokens are read."""
-        if self.target.states and self.target.has_checkpoints and len(self.checkpoints) == 1:
+        """Keep the states of one sequence, of which `position` tokens are read."""
+        if self.target.forgetful and self.target.has_checkpoints and len(self.checkpoints) == 1:
             new = Checkpoint(position, self.target.current_states())
             self.checkpoints = [merged([*self.checkpoints[0], new])]
 
     def reusable(self, length: int, known: int) -> int:
         """Return how many of a text's first `known` tokens can be reused, of `length` in all."""
-        if not self.target.states or known == length:
+        if self.target.reaches_back(length, known):
             return known
         at = [each.position for each in self.checkpoints[0] if each.position <= known]
         return max(at, default=0)
@@ -162,8 +164,8 @@ class SequenceCache:
         else:
             self.memory, self.remembered = drafter.empty(1), mx.array([0], mx.int32)
 
-    def reused(self, tokens: Sequence[int], drafter: Drafter | None) -> SequenceCache:
-        """Return a cache for a text that begins with `tokens`; this cache holds their positions.
+    def reused(self, tokens: Sequence[int], drafter: Drafter | None, length: int) -> SequenceCache:
+        """Return a cache for a text that begins with `tokens`, of `length` that this cache holds.
 
         It shares this cache's arrays. A drafter that reads the target's features must already
         remember these positions; one that remembers only tokens is given those that it missed. A
@@ -172,7 +174,8 @@ class SequenceCache:
         memory = () if drafter is None else drafter.empty(1)
         kept = tuple(each for each in self.checkpoints[0] if each.position <= len(tokens))
         states = kept[-1].states if kept and kept[-1].position == len(tokens) else None
-        cache = SequenceCache(self.target.shared(len(tokens), states), memory, 1)
+        target = self.target.shared(len(tokens), states, length - len(tokens))
+        cache = SequenceCache(target, memory, 1)
         cache.checkpoints = [kept]
         if drafter is None or not drafter.features.every_position:
             return cache
@@ -203,6 +206,7 @@ class SequenceCache:
         self.target.layer_buffers = cast("tuple[LayerBuffers, ...]", layers)
         self.memory = cast("Memory", memory)
         self.remembered = mx.array([remembered], mx.int32)
+        self.target.excess = MAX_EXCESS
         found = cast("tuple[tuple[mx.array, States], ...]", kept)
         self.checkpoints = [tuple(Checkpoint(cast(int, at.item()), s) for at, s in found)]
         return self

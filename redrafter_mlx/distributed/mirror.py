@@ -122,9 +122,10 @@ class MirroredCache(TreeCache):
         whole = TreeCache.joined(caches)  # flushes them
         return mine[0]._with(whole, Made("join", tuple(each.origin for each in mine)))
 
-    def shared(self, slots: int, states: States | None = None) -> MirroredCache:
+    def shared(self, slots: int, states: States | None = None, dropped: int = 0) -> MirroredCache:
         assert states is None, "other ranks have no checkpoints"
-        return self._with(super().shared(slots), Made("share", (self.origin,), slots=slots))
+        shared = super().shared(slots, dropped=dropped)
+        return self._with(shared, Made("share", (self.origin,), slots=slots))
 
     def trim(self, slots: int) -> None:
         super().trim(slots)  # flushes
@@ -140,7 +141,7 @@ class MirroredCache(TreeCache):
 
     def _with(self, cache: TreeCache, origin: Origin) -> MirroredCache:
         whole = MirroredCache(len(self.layers), self.states, self.windows, self._mirror, origin)
-        whole.layer_buffers = cache.layer_buffers
+        whole.layer_buffers, whole.excess = cache.layer_buffers, cache.excess
         return whole
 
 
@@ -162,7 +163,8 @@ class MirroredTarget(Target):
             )
         return super().reading(layers)
 
-    def new_cache(self) -> MirroredCache:
+    def new_cache(self, *, whole: bool = False) -> MirroredCache:
+        assert not whole, "other ranks keep windows"
         return MirroredCache(self.n_caches, self.states, self.windows, self._mirror, Made("new"))
 
     def append(self, tokens: mx.array, cache: TreeCache, start: int, length: int = 0) -> mx.array:

@@ -76,7 +76,7 @@ class DraftModel(CachedDrafter, well_formed=True):
         return f"draft model {self.model.model_type} {shapes_hash(self.module)}"
 
     def new_cache(self) -> TreeCache:
-        return self.model.new_cache()
+        return self.model.new_cache(whole=True)
 
     def append(self, seen: Seen, cache: TreeCache) -> None:
         self.model.hidden(embeddable(seen.tokens[:, :-1], self.model), cache.layers)

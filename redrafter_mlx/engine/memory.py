@@ -14,8 +14,9 @@ from redrafter_mlx.engine.pool import MemoryPool
 from redrafter_mlx.engine.request import Request
 from redrafter_mlx.errors import BadInputError, BusyError
 from redrafter_mlx.runtime.device import memory_limit
+from redrafter_mlx.target_model.cache_slots import planned_capacity
 from redrafter_mlx.target_model.fingerprint import nbytes_of
-from redrafter_mlx.target_model.kv_cache import TreeCache, planned_capacity
+from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
 
 _EXPECTED = 256
@@ -33,7 +34,7 @@ shrinks when answers need it."""
 
 
 _CHECKPOINTS = 2
-"""Recurrent states that are kept while an answer is generated, in addition to the current one."""
+"""States, and windows, that are kept while an answer is generated besides the current one."""
 
 
 class MemoryBudget:
@@ -68,6 +69,7 @@ class MemoryBudget:
         given = options.prefix_bytes
         self.prefix_bytes = free // _PREFIX_SHARE if given is None else given
         self._slot, self._state = 1.0, 0  # until a drafter's memory was measured too
+        self._rings: dict[int, int] = {}
         self._measure(_one_slot(target))
         self._host = host_bytes
 
@@ -84,7 +86,7 @@ class MemoryBudget:
         return max(int((self._limit - self._weights) / self._slot), 0)
 
     def learn(self, cache: SequenceCache) -> None:
-        """Measure the bytes of a cache slot, and of recurrent states, in one sequence's cache.
+        """Measure the bytes of a cache slot, of windows and of states, in one sequence's cache.
 
         The largest seen counts: an answer without drafts has no drafter's memory, and the next one
         may have it.
@@ -93,9 +95,16 @@ class MemoryBudget:
         self._measure(cache.target, drafters)
 
     def _measure(self, cache: TreeCache, drafters: int = 0) -> None:
-        slots = cache.nbytes - cache.state_bytes + drafters
+        fixed = sum(a.nbytes for layer in cache.forgetful for a in layer.arrays)
+        slots = cache.nbytes - fixed + drafters
         self._slot = max(self._slot, slots / max(cache.capacity, 1))
         self._state = max(self._state, cache.state_bytes)
+        self._rings = {**self._rings, **cache.ring_bytes}
+
+    def _fixed(self, slots: int) -> int:
+        """Return the bytes of a sequence's states and windows, after so many slots."""
+        windows = sum(nbytes * min(slots, ring) for ring, nbytes in self._rings.items())
+        return self._state + windows
 
     def slots(self, request: Request, committed: int = 0) -> int:
         """Return the cache slots to reserve for a request, of which `committed` tokens are read."""
@@ -114,9 +123,10 @@ class MemoryBudget:
         joined = max(slots, *others) * (len(others) + 1) if others else 0
         total = slots + joined + sum(others[len(others) - unread :])
         host = self._host * (slots + sum(others))  # none of it is in MLX's memory
-        states = self._state * (1 + (len(others) + 1 if others else 0) + unread)
-        states += self._state * _CHECKPOINTS * (len(others) + 1)
-        return int(self._slot * total) + states + host + self._work * (len(others) + 1)
+        states = 1 + (len(others) + 1 if others else 0) + unread
+        states += _CHECKPOINTS * (len(others) + 1)
+        fixed = self._fixed(max(slots, *others) if others else slots) * states
+        return int(self._slot * total) + fixed + host + self._work * (len(others) + 1)
 
     def excess(self, needed: int) -> int:
         """Return how many bytes too few are free; 0 or less if `needed` bytes are free."""
@@ -146,7 +156,7 @@ class MemoryBudget:
 
     def refusal_of_length(self, least: int) -> BadInputError | None:
         """Return the error for a prompt of `least` tokens or more that never fits, else None."""
-        return self._refusal(f"at least {least}", int(self._slot * least))
+        return self._refusal(f"at least {least}", int(self._slot * least) + self._fixed(least))
 
     def _refusal(self, tokens: str, needed: int) -> BadInputError | None:
         if self._weights + needed <= self._limit:

@@ -104,7 +104,7 @@ class Prefixes:
             self._load(answer)
             found = self.cache.take(request.prompt, decoder.drafter)
         cache, start = found or (decoder.new_cache(), 0)
-        if decoder.target.states:
+        if cache.target.forgetful and request.options.cache_prompt:
             cache.parted = self.cache.longest_shared(request.prompt)
         return cache, start
 
@@ -122,7 +122,11 @@ class Prefixes:
     def keep_answer(self, answer: Answer, cache: SequenceCache) -> None:
         """Keep the cache of an answer that has ended, whose last token was not read, or in vain."""
         text = [*answer.request.prompt, *answer.text.tokens]
-        read = answer.committed if answer.decoder.target.states else answer.kept_length
+        read = answer.kept_length
+        if cache.target.reaches_back(answer.committed, read):
+            cache.target.excess += max(answer.committed - read, 0)
+        else:
+            read = answer.committed
         if read <= len(text):
             self.keep(answer, cache, text[:read])
 
@@ -194,7 +198,7 @@ class Prefixes:
         if length == position:
             cache.keep_states(length)
         if cache.reusable(position, length) == length:
-            self.cache.keep(cache.reused(tokens, drafter), tokens, drafter)
+            self.cache.keep(cache.reused(tokens, drafter, position), tokens, drafter)
 
 
 def _catch_up(cache: SequenceCache, drafter: Drafter | None) -> None:

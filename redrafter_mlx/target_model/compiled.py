@@ -18,8 +18,9 @@ from typing import Generic, ParamSpec, TypeAlias, TypeVar
 import mlx.core as mx
 
 from redrafter_mlx.target_model.kv_cache import TreeCache
-from redrafter_mlx.target_model.layer_cache import LayerBuffers, PlanArrays, PlanSizes, TreePlan
+from redrafter_mlx.target_model.layer_cache import LayerBuffers
 from redrafter_mlx.target_model.linear import LinearView, prepare
+from redrafter_mlx.target_model.plans import PlanArrays, PlanSizes, TreePlan
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -114,12 +115,9 @@ class TreeCall:
         buffers, (arrays, sizes) = cache.layer_buffers, plan.split()
         tokens = inputs if isinstance(inputs, mx.array) else inputs[0]
         # One layer of each kind stands for the others; a path is as long as its tree was deep.
-        known = (plan.moves, *cache.attention[0].buffers) if cache.attention else ()
-        shapes = [
-            a.shape if isinstance(a, mx.array) else None for a in (plan.offset, plan.mask, *known)
-        ]
-        of_state = _shapes((arrays[-1], cache.recurrent[0].buffers)) if cache.recurrent else None
-        size = (tokens.shape, sizes, *shapes, of_state)
+        kinds = {layer.ring: layer.buffers for layer in cache.attention}
+        of_state = cache.recurrent[0].buffers if cache.recurrent else None
+        size = (tokens.shape, sizes, _shapes((arrays, tuple(kinds.values()), of_state)))
         in_use = not self._last or tokens.shape in (self._last, (1, 1))
         self._last = tokens.shape
         if not (compiled and in_use) and size not in self.graphs:

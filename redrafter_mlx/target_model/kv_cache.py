@@ -8,41 +8,36 @@ A write after attention, to move the path to its slots at once, would copy every
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from redrafter_mlx.runtime.device import backend
-from redrafter_mlx.speculation.constants import iota
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target_model.cache_slots import round_up
-from redrafter_mlx.target_model.layer_cache import (
+from redrafter_mlx.target_model.cache_slots import (
+    SPARE_STEP,
+    extent_of,
+    planned_capacity,
+    round_up,
+)
+from redrafter_mlx.target_model.layer_cache import LayerBuffers, LayerCache
+from redrafter_mlx.target_model.plans import (
+    MAX_EXCESS,
+    RING_SLACK,
     Committed,
-    LayerBuffers,
-    LayerCache,
     LayerPlan,
     Pending,
     PromptSpan,
-    TreePlan,
+    fork_plan,
+    in_place,
+    level_plan,
+    ring_size,
+    tree_plan,
 )
-from redrafter_mlx.target_model.masks import attention_mask, chain_mask
-from redrafter_mlx.target_model.recurrent.interface import AcceptedPath, TreeNodes
+from redrafter_mlx.target_model.recurrent.interface import AcceptedPath
 from redrafter_mlx.target_model.recurrent.state_cache import Recurrences, StateCache, States
-
-CAPACITY_STEP = 256
-"""Buffers grow in steps of this many slots, so that they are rarely copied."""
-
-SPARE_STEP = 32
-"""Copies of a cache, which nothing may be appended to for long, end at a multiple of this many
-slots."""
-
-EXTENT_STEPS = {"cpu": 64, "apple": CAPACITY_STEP, "cuda": 128}
-"""Attention reads the buffers up to the bound of the length, rounded up to a multiple of this many
-slots, or in long texts by up to an eighth: each extent needs its own compiled graph. A CPU computes
-attention over 32 slots too many for half a millisecond a row, and compiles a graph for some 40;
-with hundreds too many it would take longer. A GPU hardly notices them (Metal's kernel for few query
-rows reads no masked slot), and waits while the host builds."""
+from redrafter_mlx.target_model.window_cache import WindowCache
 
 
 @dataclass(frozen=True)
@@ -58,8 +53,13 @@ class TreeCache:
 
     states:    of the layers that keep a recurrent state, by index
     windows:   sizes of the sliding windows of layers that attend to no more, by index
+    whole:     whether those layers keep all positions
+    rings:     the numbers of slots of those that do not, by the size of the window
     attention: the layers that keep keys and values
     recurrent: those that keep a recurrent state
+    forgetful: those whose state is not that of a prefix: recurrent ones, and those that keep a
+               sliding window
+    excess:    upper bound of the number of slots after the committed text that were written
     has_checkpoints: whether `shared` takes states of an earlier position
     """
 
@@ -70,16 +70,25 @@ class TreeCache:
         n_layers: int,
         states: Mapping[int, Recurrences] | None = None,
         windows: Mapping[int, int] | None = None,
+        *,
+        whole: bool = False,
     ) -> None:
-        self.states, self.windows = states or {}, windows or {}
-        self.layers = [
-            StateCache(self.states[i]) if i in self.states else LayerCache(self.windows.get(i))
-            for i in range(n_layers)
-        ]
+        self.states, self.windows, self.whole = states or {}, windows or {}, whole
+        self.layers = [self._layer(i) for i in range(n_layers)]
         self.attention = [layer for layer in self.layers if isinstance(layer, LayerCache)]
         self.recurrent = [layer for layer in self.layers if isinstance(layer, StateCache)]
+        self.forgetful = [x for x in self.layers if isinstance(x, (StateCache, WindowCache))]
+        kept = {} if whole else {size: ring_size(size) for size in self.windows.values()}
+        self.rings = dict(sorted(kept.items()))
         self.plan: LayerPlan | None = None
         self.pending: Pending | None = None
+        self.excess = 0
+
+    def _layer(self, i: int) -> LayerCache | StateCache:
+        window = self.windows.get(i)
+        if i in self.states:
+            return StateCache(self.states[i])
+        return LayerCache(window) if window is None or self.whole else WindowCache(window)
 
     @property
     def layer_buffers(self) -> Sequence[LayerBuffers]:
@@ -106,9 +115,8 @@ class TreeCache:
             layer.plan, layer.offset = plan, offset
         for state in self.recurrent:
             state.begin(plan)
-        if 0 < self.capacity < plan.capacity:
-            for attention in self.attention:
-                attention.grow(plan.capacity)
+        for attention in self.attention:
+            attention.grow(plan.capacity)
 
     def plan_prompt(self, start: int, count: int, length: int = 0) -> None:
         """Plan a call that appends `count` prompt tokens at slot `start`.
@@ -120,19 +128,14 @@ class TreeCache:
         end = start + count
         capacity = planned_capacity(max(length, end), 1)
         self.plan_call(PromptSpan(start, mx.array([start]), end, capacity))
+        self.excess = max(self.excess - count, 0)
 
     def plan_tree(self, tree: TokenTree, length: mx.array, bound: int) -> None:
         """Plan a call that verifies `tree` after the committed `length` [B], at most `bound`."""
+        before, rings = (self._moves, self._accepted), [*self.rings]
+        self.plan_call(tree_plan(tree, length, bound, *before, rings, bool(self.states)))
         N = tree.tokens.shape[1]
-        extent = extent_of(bound + N)
-        if tree.is_chain:
-            offset, mask = length, chain_mask(length, N, extent)
-        else:
-            offset, mask = length[:, None] + tree.depths, attention_mask(tree.mask, length, extent)
-        nodes = None
-        if self.states and N > 1:
-            nodes = TreeNodes(tree.mask, tree.depths, tree.max_depth, tree.is_chain)
-        self._plan_nodes(offset, mask, length, self._moves, not tree.is_chain, nodes)
+        self.excess = max(self.excess, N if N <= RING_SLACK else 1)
 
     def plan_level(self, mask: mx.array, depth: int, length: mx.array, bound: int) -> None:
         """Plan a call that appends W nodes of one depth to a tree of M - W nodes after the text.
@@ -141,58 +144,15 @@ class TreeCache:
           mask:   [B, W, M] bool, True = may attend; the new nodes come last
           length: [B] int32, committed, at most `bound`; the position of nodes of depth 0
         """
-        B, W, M = mask.shape
-        attended = attention_mask(mask, length, extent_of(bound + M))
-        offset = mx.broadcast_to(length[:, None] + depth, (B, W))
-        self._plan_nodes(offset, attended, length + (M - W))
+        assert mask.shape[1] == 1 or not self.states, "recurrences need whole trees"
+        assert not self.rings, "windows need whole trees"
+        self.plan_call(level_plan(mask, depth, length, bound, self._moves, self._accepted))
 
     def plan_forks(self, positions: mx.array, ahead: int, length: int) -> None:
-        """Plan a call that appends one token to each of N forks of a text of `length` tokens.
-
-        A fork starts at its position [N] int32 in the text and already has `ahead` tokens. It sees
-        the text before that position and its own tokens. The slots after the text hold one token of
-        each fork in turn.
-
-        With positions 1 and 3 in a text of 4, ahead 1:
-
-            text      forks
-            1 0 0 0   1 0 1 0
-            1 1 1 0   0 1 0 1
-        """
+        """Plan a call that appends one token to each of N forks of a text; see `fork_plan`."""
         assert self.pending is None, "flush() first"
-        N = positions.shape[0]
-        extent = length + (ahead + 1) * N
-        column = iota(extent)[None]
-        own = (column - length) % N == iota(N)[:, None]
-        mask = mx.where(column < length, column < positions[:, None], own)
-        self._plan_nodes(
-            (positions + ahead)[None], mask[None, None], mx.array([length + ahead * N])
-        )
-
-    def _plan_nodes(
-        self,
-        offset: mx.array,
-        mask: mx.array,
-        first: mx.array,
-        moves: mx.array | None = None,
-        keep: bool = False,
-        nodes: TreeNodes | None = None,
-    ) -> None:
-        """Plan a call on nodes in slots that follow one another.
-
-        Shapes:
-          mask:  [B, 1, N, extent] bool
-          first: [B] int32, the first node's slot
-        """
-        B, _, N, extent = mask.shape
-        assert nodes is not None or N == 1 or not self.states, "recurrences need whole trees"
-        if B == 1:
-            mask = mask[0, 0]  # all mlx-lm attention broadcasts a mask without batch axes
-        slots = (first[:, None] + iota(N))[:, None, :, None]
-        capacity = round_up(extent, CAPACITY_STEP)
-        accepted = self._accepted
-        plan = TreePlan(offset, mask, slots, moves, extent, capacity, keep, nodes, accepted)
-        self.plan_call(plan)
+        assert not self.forgetful, "the text is needed as it was at each fork"
+        self.plan_call(fork_plan(positions, ahead, length))
 
     def commit(
         self, tree: TokenTree, path: mx.array, n_accepted: mx.array, length: mx.array
@@ -202,7 +162,7 @@ class TreeCache:
         A chain's nodes are in their slots. A tree's path is moved to its slots, and any path's
         recurrent state is computed, by the next step's call, or by `flush`.
         """
-        done = tree.tokens.shape[1] == 1 if self.states else tree.is_chain
+        done = tree.tokens.shape[1] == 1 if self.states else in_place(tree, bool(self.rings))
         self.pending = None if done else Pending(path, n_accepted, length)
         return length + 1 + n_accepted
 
@@ -216,16 +176,16 @@ class TreeCache:
         pairs = [layer for layer in given if isinstance(layer, LayerCache)]
         assert len(pairs) == len(given), "recurrent states have no keys"
         nodes = None if pending is None else pairs[0].tree_keys
-        extent = min(extent_of(bound), self.capacity)
-        slots = mx.broadcast_to(iota(extent), (length.shape[0], extent))
-        if pending is None or nodes is None:
-            positions = mx.where(slots < length[:, None], slots, -1)
-        else:
-            before = mx.where(slots < pending.length[:, None], slots, -1)
-            positions = mx.concatenate([before, pending.positions(nodes.shape[2])], axis=1)
-        read = [layer.committed(extent, nodes is not None) for layer in pairs]
+        of_nodes = []
+        if pending is not None and nodes is not None:
+            length, of_nodes = pending.length, [pending.positions(nodes.shape[2])]
+        extents = [min(extent_of(bound), layer.capacity) for layer in pairs]
+        each = [*zip(pairs, extents, strict=True)]
+        slots = {(layer.ring, n): layer.positions(length, n) for layer, n in each}
+        read = [layer.committed(n, bool(of_nodes)) for layer, n in each]
         keys, values = zip(*read, strict=True)
-        return Committed(keys, values, positions)
+        positions = [mx.concatenate([slots[layer.ring, n], *of_nodes], axis=1) for layer, n in each]
+        return Committed(keys, values, tuple(positions))
 
     def flush(self) -> None:
         """Commit a pending path now: then slots below the length, and states, are valid."""
@@ -241,7 +201,7 @@ class TreeCache:
     def take(self, index: mx.array, slots: int | None = None) -> TreeCache:
         """Return a copy of the cache with the batch rows at `index`, of the first slots or all."""
         self.flush()
-        return self._holding([layer.take(index, slots) for layer in self.layers])
+        return self._holding([layer.take(index, slots) for layer in self.layers], self.excess)
 
     @classmethod
     def joined(cls, caches: Sequence[TreeCache]) -> TreeCache:
@@ -249,24 +209,36 @@ class TreeCache:
         for cache in caches:
             cache.flush()
         layers = zip(*(cache.layers for cache in caches), strict=True)
-        return caches[0]._holding([first.joined(others) for first, *others in layers])
+        joined = [first.joined(others) for first, *others in layers]
+        return caches[0]._holding(joined, max(cache.excess for cache in caches))
 
-    def shared(self, slots: int, states: States | None = None) -> TreeCache:
+    def shared(self, slots: int, states: States | None = None, dropped: int = 0) -> TreeCache:
         """Return the first slots of a flushed cache; the first write copies them, and no others.
 
-        states: after these slots; None if they are those of the whole cache
+        states:  of forgetful layers after these slots; None if they are those of the whole cache
+        dropped: number of committed positions after these slots
         """
         assert self.pending is None, "flush() first"
-        cache = self._holding([layer.shared(slots) for layer in self.layers])
-        for layer, those in zip(cache.recurrent, states or (), strict=states is not None):
-            layer.states = [*those]
+        excess = self.excess + dropped if states is None else MAX_EXCESS
+        cache = self._holding([layer.shared(slots) for layer in self.layers], excess)
+        for layer, those in zip(cache.forgetful, states or (), strict=states is not None):
+            layer.state = those
         return cache
 
+    def reaches_back(self, length: int, known: int) -> bool:
+        """Whether a text of `length` positions that is read can be cut to its first `known`.
+
+        Of the windows there must be every position, as trees have written after the text.
+        """
+        if known == length or not self.forgetful:
+            return True
+        wraps = any(length + self.excess > slots for slots in self.rings.values())
+        return not self.states and (not wraps or self.excess + length - known <= MAX_EXCESS)
+
     def current_states(self) -> States:
-        """Return the states of a flushed cache after its last position."""
+        """Return the states of a flushed cache's forgetful layers after its last position."""
         assert self.pending is None, "flush() first"
-        held = [[a for a in layer.states if a is not None] for layer in self.recurrent]
-        return tuple(map(tuple, held))
+        return tuple(layer.state for layer in self.forgetful)
 
     def end_at(self, length: mx.array, most: Sequence[int]) -> mx.array:
         """Let pending paths end at these lengths, if they are longer; return the lengths [B].
@@ -282,9 +254,9 @@ class TreeCache:
         self.pending = replace(self.pending, n_accepted=n_accepted)
         return roots + n_accepted
 
-    def _holding(self, buffers: Sequence[LayerBuffers]) -> TreeCache:
-        cache = TreeCache(len(self.layers), self.states, self.windows)
-        cache.layer_buffers = buffers
+    def _holding(self, buffers: Sequence[LayerBuffers], excess: int) -> TreeCache:
+        cache = TreeCache(len(self.layers), self.states, self.windows, whole=self.whole)
+        cache.layer_buffers, cache.excess = buffers, excess
         return cache
 
     def trim(self, slots: int) -> None:
@@ -329,7 +301,7 @@ class TreeCache:
     @property
     def capacity(self) -> int:
         """T, the number of slots of each sequence."""
-        return self.attention[0].capacity if self.attention else 0
+        return max((layer.capacity for layer in self.attention), default=0)
 
     @property
     def _moves(self) -> mx.array | None:
@@ -352,12 +324,11 @@ class TreeCache:
         """Bytes of the recurrent states, which do not grow with the text."""
         return sum(a.nbytes for layer in self.recurrent for a in layer.arrays)
 
-
-def planned_capacity(length: int, nodes: int) -> int:
-    """Return the capacity that a tree of `nodes` nodes after `length` positions needs."""
-    return round_up(extent_of(length + nodes), CAPACITY_STEP)
-
-
-def extent_of(slots: int) -> int:
-    """Return the number of slots that attention reads of the first `slots`; see EXTENT_STEPS."""
-    return round_up(slots, max(EXTENT_STEPS[backend()], (1 << slots.bit_length()) >> 4))
+    @property
+    def ring_bytes(self) -> Mapping[int, int]:
+        """Bytes of one slot of all layers with a ring of so many slots, by that number."""
+        found = Counter[int]()
+        for layer in self.attention:
+            if layer.ring is not None:
+                found[layer.ring] += layer.slot_bytes
+        return found

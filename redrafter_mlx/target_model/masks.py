@@ -48,6 +48,48 @@ def windowed(mask: mx.array, size: int) -> mx.array:
     return mask & (mx.cumsum(mask.astype(mx.int32), axis=-1, reverse=True) <= size)
 
 
+def ring_mask(
+    tree_mask: mx.array,
+    depths: mx.array,
+    length: mx.array,
+    window: int,
+    slots: int,
+    extent: int,
+    *,
+    apart: bool,
+) -> mx.array:
+    """Return what each node may attend to of a window whose position p is in slot p % `slots`.
+
+    With 7 committed positions and the tree of `attention_mask`, a window of 3 in 8 slots:
+
+        slot       0 1   2 3 4 5 6   7
+        position   8 9   2 3 4 5 6   7
+                   0 0   0 0 0 1 1   1     root
+                   1 0   0 0 0 0 1   1     first child
+                   0 1   0 0 0 0 1   1     second child
+
+    Shapes:
+      tree_mask: [B, N, N] bool, in the window
+      depths:    [B, N] int32
+      length:    [B] int32
+
+    extent: the first slots that are read; all of them, or all that hold something
+    apart:  whether the nodes come after these slots, and not in them
+    Returns:
+      [B, 1, N, extent] bool, or if `apart` [B, 1, N, extent + N]; True = may attend
+    """
+    B, N, _ = tree_mask.shape
+    column = (iota(extent)[None] - length[:, None]) % slots  # [B, extent], 0 = the root's slot
+    before = column - slots  # the committed position in the slot, less the root's
+    newest = before[:, None] > (depths - window)[:, :, None]
+    committed = newest & (before + length[:, None] >= 0)[:, None]
+    if apart:
+        return mx.concatenate([committed, tree_mask], axis=2)[:, None]
+    index = mx.broadcast_to(mx.minimum(column, N - 1)[:, None], (B, N, extent))
+    in_tree = mx.take_along_axis(tree_mask, index, axis=2)
+    return mx.where((column < N)[:, None], in_tree, committed)[:, None]
+
+
 def chain_mask(length: mx.array, nodes: int, extent: int) -> mx.array:
     """Return `attention_mask` [B, 1, N, extent] of a chain: slots up to each node's own."""
     own = length[:, None] + iota(nodes)[None]

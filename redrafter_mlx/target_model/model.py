@@ -169,8 +169,9 @@ class Target:
         with WIRED_MEMORY.held(), threads_by_rows():
             yield
 
-    def new_cache(self) -> TreeCache:
-        return TreeCache(self.n_caches, self.states, self.windows)
+    def new_cache(self, *, whole: bool = False) -> TreeCache:
+        """Return an empty cache; a whole one keeps all positions of layers with a window."""
+        return TreeCache(self.n_caches, self.states, self.windows, whole=whole)
 
     def mlx_lm_caches(self) -> list[KVCache | ArraysCache]:
         """Return empty caches of mlx-lm, for `hidden` on one text after the other."""

@@ -12,7 +12,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from redrafter_mlx.target_model.kv_cache import TreeCache
-from redrafter_mlx.target_model.layer_cache import TreePlan
+from redrafter_mlx.target_model.plans import SlotPlan, TreePlan
 from redrafter_mlx.target_model.recurrent.interface import TreeNodes
 
 _ROWS = 1009
@@ -73,8 +73,8 @@ def call_on_rows(read: Backbone, cache: TreeCache) -> mx.array | None:
     offset, slots = mx.zeros((_ROWS,), mx.int32), mx.zeros((_ROWS, 1, 2, 1), mx.int32)
     mask = mx.ones((_ROWS, 1, 2, 4), mx.bool_)
     nodes = TreeNodes(mx.ones((_ROWS, 2, 2), mx.bool_), mx.zeros((_ROWS, 2), mx.int32), 1, False)
-    plan = TreePlan(offset, mask, slots, None, extent=4, capacity=4, keep=False, nodes=nodes)
-    cache.plan_call(plan)
+    whole = SlotPlan(mask, slots, None, extent=4, capacity=4)
+    cache.plan_call(TreePlan(offset, whole, keep=False, nodes=nodes))
     try:
         return read(mx.zeros((_ROWS, 2), mx.int32), cache=cache.layers)
     except ValueError:  # MLX cannot broadcast the mask to the scores

@@ -35,8 +35,9 @@ from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.penalties import penalised
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target_model import kv_cache
-from redrafter_mlx.target_model.kv_cache import CAPACITY_STEP, TreeCache
+from redrafter_mlx.target_model import cache_slots
+from redrafter_mlx.target_model.cache_slots import CAPACITY_STEP
+from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
 
 
@@ -177,7 +178,7 @@ def test_graphs_are_built_for_each_extent_alone(
     backend: str, graphs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Few on a GPU; none of them serves only the step in which the buffers grow."""
-    monkeypatch.setattr(kv_cache, "backend", lambda: backend)
+    monkeypatch.setattr(cache_slots, "backend", lambda: backend)
     decoder = Decoder(tiny(), None, PLAIN, GREEDY)
     sequence, batch = Decoded([1, 2, 3], 280), Pipeline(decoder, FixedPolicy(decoder.shape))
     sequence.join(batch, decoder)
@@ -203,7 +204,7 @@ def test_no_time_is_reported_of_a_step_beside_which_a_graph_was_compiled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Neither the step that is read late meanwhile nor the first step of the new graph is timed."""
-    monkeypatch.setattr(kv_cache, "backend", lambda: "cpu")
+    monkeypatch.setattr(cache_slots, "backend", lambda: "cpu")
     decoder = Decoder(tiny(), None, PLAIN, GREEDY)
     sequence, batch = Decoded([1, 2, 3], 240), Pipeline(decoder, FixedPolicy(decoder.shape))
     sequence.join(batch, decoder)

@@ -22,7 +22,7 @@ from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
 from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.sampling import sequence_keys
-from redrafter_mlx.target_model.kv_cache import CAPACITY_STEP
+from redrafter_mlx.target_model.cache_slots import CAPACITY_STEP
 
 
 class Waiting(FixedPolicy):

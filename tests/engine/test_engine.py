@@ -47,7 +47,7 @@ from redrafter_mlx.engine.request import Answer, Request
 from redrafter_mlx.errors import BadInputError, BusyError, EngineFailedError
 from redrafter_mlx.response import Response, StepResult
 from redrafter_mlx.speculation.static_tree import StaticTree
-from redrafter_mlx.target_model.kv_cache import CAPACITY_STEP
+from redrafter_mlx.target_model.cache_slots import CAPACITY_STEP
 from redrafter_mlx.tuning.policy import TunedPolicy
 from redrafter_mlx.tuning.tuner import Tuner
 from redrafter_mlx.verification import verify

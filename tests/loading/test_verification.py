@@ -26,7 +26,7 @@ from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.sampling import log_softmax
-from redrafter_mlx.target_model import kv_cache, sequential
+from redrafter_mlx.target_model import kv_cache, plans, sequential
 from redrafter_mlx.verification import Difference, verify
 
 PROMPTS = [[i, 2 * i + 1, 7, i % 5] for i in range(1, 9)]
@@ -80,12 +80,12 @@ def test_differences_by_rounding_are_found_and_explained(monkeypatch: pytest.Mon
 
 
 def test_a_broken_mask_is_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = kv_cache.attention_mask
+    honest = plans.attention_mask
 
     def everything(tree_mask: mx.array, length: mx.array, extent: int) -> mx.array:
         return honest(mx.ones_like(tree_mask), length, extent)
 
-    monkeypatch.setattr(kv_cache, "attention_mask", everything)
+    monkeypatch.setattr(plans, "attention_mask", everything)
     report = verify(make(), PROMPTS, max_tokens=30, shape=SHAPE)
     assert not report.exact
     assert not report.explained
@@ -126,9 +126,9 @@ def test_the_command_prints_a_record_and_exits_1_where_a_difference_is_not_expla
     assert cli(monkeypatch, line) == 0
     assert "exact: every token agrees" in capsys.readouterr().out
 
-    honest = kv_cache.attention_mask
+    honest = plans.attention_mask
     monkeypatch.setattr(
-        kv_cache, "attention_mask", lambda mask, *rest: honest(mx.ones_like(mask), *rest)
+        plans, "attention_mask", lambda mask, *rest: honest(mx.ones_like(mask), *rest)
     )
     assert cli(monkeypatch, line) == 1
     assert "NOT explained by rounding" in capsys.readouterr().out

@@ -29,7 +29,7 @@ from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.speculation.sampling import sequence_keys
-from redrafter_mlx.target_model import layer_cache
+from redrafter_mlx.target_model import plans
 from redrafter_mlx.target_model.layer_cache import LayerCache
 from redrafter_mlx.target_model.masks import windowed
 from redrafter_mlx.target_model.model import Target
@@ -186,7 +186,12 @@ def test_the_check_at_loading_sees_beyond_a_short_window(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert check_trees(Target(sliding_model(name))) < 1e-3
-    monkeypatch.setattr(layer_cache, "windowed", lambda mask, _: mask)
+    honest = plans.ring_mask
+
+    def wide(mask: mx.array, depths: mx.array, length: mx.array, _: int, *rest: int, **at: bool):
+        return honest(mask, depths, length, 64, *rest, **at)
+
+    monkeypatch.setattr(plans, "ring_mask", wide)
     with pytest.raises(UnsupportedModelError, match=f"{name}.*a tree's logits"):
         check_trees(Target(sliding_model(name)))
 

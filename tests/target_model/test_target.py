@@ -15,7 +15,7 @@ from trees import assert_tree_equals_sequences
 
 from redrafter_mlx.errors import BadInputError, BusyError, UnsupportedModelError
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target_model import kv_cache
+from redrafter_mlx.target_model import plans
 from redrafter_mlx.target_model.fingerprint import nbytes_of
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.tree_check import check_trees
@@ -90,13 +90,13 @@ def test_the_check_at_loading_notices_small_defects_in_every_precision(
 def test_the_check_at_loading_notices_defects_of_batches(
     name: str, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = getattr(kv_cache, name)
+    honest = getattr(plans, name)
 
     def blind(tree: mx.array, *rest: object) -> mx.array:
         mask: mx.array = honest(tree, *rest)
         return mask if mask.shape[0] == 1 else mx.ones_like(mask)
 
-    monkeypatch.setattr(kv_cache, name, blind)
+    monkeypatch.setattr(plans, name, blind)
     with pytest.raises(UnsupportedModelError, match=f"llama.*a {what}'s logits"):
         check_trees(Target(random_model()))
 
@@ -188,7 +188,7 @@ def test_weights_are_shared_and_not_copied() -> None:
     model = random_model(hidden_size=256, intermediate_size=1024)
     before = mx.get_active_memory()
     target = Target(model)
-    target.hidden(mx.array([[1, 2]]), target.new_cache().layers)
+    target.append(mx.array([[1, 2]]), target.new_cache(), 0)
     assert mx.get_active_memory() - before < nbytes_of(model) // 10
 
 

@@ -336,3 +336,23 @@ def test_screens_say_what_fits_a_mac(
     facts = json.loads(capsys.readouterr().out)["memory"]
     assert facts["models_may_use_bytes"] == mac(gigabytes).working_set
     assert facts["named_models"].split(", ")[0] == largest_named(mac(gigabytes))[0].name
+
+
+def test_layers_with_a_window_are_counted_up_to_it() -> None:
+    """As the configurations of Gemma 3, gpt-oss and EXAONE 4 describe them."""
+    for kind, described, full in (
+        ("gemma3_text", {"sliding_window_pattern": 6}, 5),
+        ("gpt_oss", {"layer_types": 16 * ["sliding_attention", "full_attention"]}, 16),
+        ("gpt_oss", {}, 16),
+        ("exaone4", {"sliding_window_pattern": "LLLG"}, 8),
+    ):
+        config = {**LLAMA, "num_hidden_layers": 32, "vocab_size": 100, "model_type": kind,
+                  "sliding_window": 512, **described}  # fmt: skip
+        stored = of_config(config, 0)
+        assert stored is not None
+        one = stored.size.cache_bytes(1) // 32
+        assert stored.size.cache_bytes(100) == 3200 * one
+        assert stored.size.cache_bytes(8192) == (full * 8192 + (32 - full) * 512) * one
+    ignored = of_config({**LLAMA, "vocab_size": 100, "sliding_window": 8}, 0)  # by mlx-lm, too
+    assert ignored is not None
+    assert ignored.size.cache_bytes(100) == 100 * ignored.size.cache_bytes(1)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
+from redrafter_mlx.weights.fit.windows import NO_WINDOWS, Windows, windows_of
 from redrafter_mlx.weights.gguf.config import gguf_config
 from redrafter_mlx.weights.gguf.header import BITS, GGUFHeader
 from redrafter_mlx.weights.raw_model import context_length
@@ -39,6 +40,7 @@ class ModelSize:
     heads, kv_heads: query heads and key/value heads, of `head_dim` each
     tied:  whether the head is the embedding
     gated: whether the feed-forward network has a gate, a third matrix
+    windows: the layers that keep a sliding window of the text alone
     """
 
     layers: int
@@ -50,6 +52,7 @@ class ModelSize:
     vocab: int
     tied: bool = False
     gated: bool = True
+    windows: Windows = NO_WINDOWS
 
     @property
     def mostly_embedding(self) -> bool:
@@ -81,7 +84,9 @@ class ModelSize:
 
     def cache_bytes(self, tokens: int, float_bytes: int = 2) -> int:
         """Return the size of the KV cache of `tokens` tokens."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * tokens * float_bytes
+        in_windows, size = self.windows
+        positions = (self.layers - in_windows) * tokens + in_windows * min(tokens, size)
+        return 2 * positions * self.kv_heads * self.head_dim * float_bytes
 
     @property
     def drafter_bytes(self) -> int:
@@ -153,6 +158,7 @@ def of_config(config: Mapping[str, object], nbytes: int) -> StoredModel | None:
         vocab=whole("vocab_size"),
         tied=config.get("tie_word_embeddings", True) is True,  # transformers leaves it out if so
         gated=config.get("model_type") not in _UNGATED,
+        windows=windows_of(config, whole("num_hidden_layers")),
     )
     if not all((size.layers, size.hidden, size.intermediate, size.vocab)):
         return None

@@ -153,7 +153,7 @@ def continuations(target: Target, tokens: list[int], first: int, length: int) ->
 
     The continuations are forks of one text, whose keys and values are in memory once.
     """
-    cache, read = target.new_cache(), len(tokens) - 1
+    cache, read = target.new_cache(whole=True), len(tokens) - 1
     states = target.append(mx.array([tokens[:-1]]), cache, 0)[0, first - 1 :]
     found = []
     for at in range(0, states.shape[0], FORKS):

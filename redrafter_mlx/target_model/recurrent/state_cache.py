@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from redrafter_mlx.target_model.layer_cache import LayerPlan, TreePlan
+from redrafter_mlx.target_model.plans import LayerPlan, TreePlan
 from redrafter_mlx.target_model.recurrent.interface import AcceptedPath, Recurrence, Tape, TreeNodes
 
 Recurrences = tuple[Recurrence | None, ...]
@@ -101,6 +101,15 @@ class StateCache:
     def after(self, array: mx.array) -> None:
         """Make the buffers depend on the array."""
         self.states = [None if a is None else mx.depends(a, array) for a in self.states]
+
+    @property
+    def state(self) -> tuple[mx.array, ...]:
+        """All states."""
+        return tuple(a for a in self.states if a is not None)
+
+    @state.setter
+    def state(self, state: tuple[mx.array, ...]) -> None:
+        self.states = [*state]
 
     def take(self, index: mx.array, slots: int | None) -> tuple[object, ...]:
         """Return the buffers of some batch rows of a flushed cache."""

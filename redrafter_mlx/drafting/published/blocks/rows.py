@@ -14,10 +14,12 @@ from redrafter_mlx.drafting.published.blocks.network import BlockNetwork
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.speculation.constants import iota
 from redrafter_mlx.target_model.adapter import with_node_positions
+from redrafter_mlx.target_model.cache_slots import extent_of, planned_capacity
 from redrafter_mlx.target_model.compiled import TreeCall
-from redrafter_mlx.target_model.kv_cache import TreeCache, extent_of, planned_capacity
-from redrafter_mlx.target_model.layer_cache import LayerCache, TreePlan
+from redrafter_mlx.target_model.kv_cache import TreeCache
+from redrafter_mlx.target_model.layer_cache import LayerCache
 from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.target_model.plans import SlotPlan, TreePlan
 
 
 class BlockRows:
@@ -94,15 +96,14 @@ def block_plan(seen: Seen, rows: int) -> TreePlan:
     slots = mx.where(iota(P) < seen.count[:, None], committed, root + rows + iota(P))
     extent = extent_of(seen.bound + rows)
     mask = mx.broadcast_to((iota(extent) < root + rows)[:, None, None], (B, 1, rows, extent))
-    return TreePlan(
-        offset=mx.concatenate([committed, block], axis=1),
+    whole = SlotPlan(
         mask=mask[0, 0] if B == 1 else mask,
         slots=mx.concatenate([slots, block], axis=1)[:, None, :, None],
         moves=None,
         extent=extent,
         capacity=planned_capacity(seen.bound, P + rows),
-        keep=False,
     )
+    return TreePlan(mx.concatenate([committed, block], axis=1), whole, keep=False)
 
 
 def embedding_scale(target: Target) -> float:

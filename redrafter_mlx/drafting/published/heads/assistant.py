@@ -34,8 +34,8 @@ from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.adapter import with_node_positions
 from redrafter_mlx.target_model.compiled import CompiledGraphs
 from redrafter_mlx.target_model.fingerprint import nbytes_of
-from redrafter_mlx.target_model.layer_cache import Committed
 from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.target_model.plans import Committed
 
 _ORDER = "masked_embedding.token_ordering"
 
@@ -108,7 +108,7 @@ class AssistantDrafter(LevelDrafter, well_formed=True):
         """Return the results of `AssistantNetwork.level` for tokens [B, W]."""
         if not self._compiled:
             return self._level(tokens, context, tuple(read))
-        sizes = tokens.shape, *(a.shape for a in (read.positions, *read.keys, *read.values))
+        sizes = tokens.shape, *(a.shape for a in (*read.positions, *read.keys, *read.values))
         return self._graphs.call(sizes, tokens, context, tuple(read))
 
 

@@ -16,8 +16,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.gemma4_text import DecoderLayer
 
-from redrafter_mlx.drafting.published.heads.assistant_config import FULL, SLIDING, AssistantConfig
-from redrafter_mlx.target_model.layer_cache import Committed
+from redrafter_mlx.drafting.published.heads.assistant_config import SLIDING, AssistantConfig
+from redrafter_mlx.target_model.plans import Committed
 
 
 class Centroids(nn.Module):
@@ -72,17 +72,17 @@ class AssistantNetwork(nn.Module):
         ahead: how far the rows' position is from the last committed one
         """
         args, (B, W, _) = self.config.args, embedded.shape
-        newest = mx.max(read.positions, axis=1, keepdims=True)  # [B, 1]
-        known = read.positions >= 0
-        near = known & (read.positions > newest - args.sliding_window)
-        masks = {kind: _for_rows(seen, W) for kind, seen in ((FULL, known), (SLIDING, near))}
+        newest = mx.max(read.positions[0], axis=1, keepdims=True)  # [B, 1]
         offset = mx.broadcast_to(newest + ahead, (B, W))
         x = self.pre_projection(mx.concatenate([embedded.astype(context.dtype), context], axis=-1))
         order = sorted({*self.config.caches})
         for layer, cache in zip(self.layers, self.config.caches, strict=True):
             at = order.index(cache)
-            shared = read.keys[at], read.values[at]
-            x, _, _ = layer(x, masks[layer.layer_type], shared_kv=shared, offset=offset)
+            shared, positions = (read.keys[at], read.values[at]), read.positions[at]
+            seen = positions >= 0
+            if layer.layer_type == SLIDING:
+                seen = seen & (positions > newest - args.sliding_window)
+            x, _, _ = layer(x, _for_rows(seen, W), shared_kv=shared, offset=offset)
         hidden = self.norm(x)
         return self._logits(hidden), self.post_projection(hidden)
 
