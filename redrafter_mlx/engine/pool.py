@@ -48,9 +48,10 @@ class MemoryPool:
         """Add a member, for as long as it exists."""
         self._members = [*map(ref, self.members), ref(new)]
 
-    def others_run(self, member: Member) -> bool:
-        """Whether other members have running answers, whose memory will be free."""
-        return any(other.running for other in self.members if other is not member)
+    def may_free(self, member: Member) -> bool:
+        """Whether memory will be free without a member's doing: others' answers run, or a load."""
+        others = [other for other in self.members if other is not member]
+        return self.reserved > 0 or any(other.running for other in others)
 
     def drop(self, nbytes: int, own: PrefixCache | None = None) -> None:
         """Drop texts of at least so many bytes, as far as there are any; those in `own` last."""

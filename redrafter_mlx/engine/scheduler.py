@@ -119,8 +119,8 @@ class Scheduler:
             for answer in self._prompts.end_round(read, read_at):
                 self._start(answer)
         self._close_round(over)
-        if all_wait:
-            time.sleep(_PAUSE)  # others may use the model meanwhile
+        if all_wait or (self._waiting and not self.running):
+            time.sleep(_PAUSE)  # others may use the model, or free memory, meanwhile
 
     def fail(self, error: Exception) -> None:
         """End every answer with an error; the scheduler cannot be used afterwards."""
@@ -153,8 +153,8 @@ class Scheduler:
             if answer is None:
                 break
             room = self._has_room(answer)
-            others_run = self.running or self.memory.pool.others_run(self)
-            if not (room or others_run):
+            waits = self.running or self.memory.pool.may_free(self)
+            if not (room or waits):
                 mx.synchronize()  # a step that was submitted ahead holds the last answer's memory
                 room = self._has_room(answer)
             if room:
@@ -166,7 +166,7 @@ class Scheduler:
                     refused.append(answer)
                 continue
             answer.error = self.memory.refusal(answer.request)  # the bytes of a slot are known now
-            if answer.error is None and others_run:
+            if answer.error is None and waits:
                 break
             answer.error = answer.error or self.memory.busy(answer.request)
             self._waiting.remove(answer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -49,6 +50,7 @@ class ModelHost:
     used:      when the last request ended, by the event loop's clock
     room:      context in which it is loaded, which makes room for it
     more_room: as in `Hosted`
+    unloads:   lets one model be unloaded at a time
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class ModelHost:
         self.used = 0.0
         self.room: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext
         self.more_room: MoreRoom = _no_more_room
+        self.unloads = threading.Lock()
         self._created = int(time.time())
         self._loading: asyncio.Task[Hosted] | None = None
         self._users = 0
@@ -83,6 +86,7 @@ class ModelHost:
         self._unused.set()
         self._stays.set()
         self._idle: asyncio.TimerHandle | None = None
+        self._unloading: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> Literal["loaded", "loading", "available"]:
@@ -215,17 +219,17 @@ class ModelHost:
 
     def _unload_idle(self) -> None:
         if not self._users and self._stays.is_set() and self.loaded is not None:
-            LOG.info("%s is unloaded; the next request loads it again", self.name)
-            self._unload()
+            self._unloading = asyncio.create_task(self.unload())
 
     def _unload(self) -> None:
-        loaded, self.loaded = self.loaded, None
-        if loaded is None:
-            return
-        loaded.model.close()
-        del loaded
-        gc.collect()
-        mx.clear_cache()
+        # MLX locks up if the collector drops compiled functions while their thread ends.
+        with self.unloads:
+            loaded, self.loaded = self.loaded, None
+            if loaded is not None:
+                loaded.model.close()
+                del loaded
+                gc.collect()
+                mx.clear_cache()
 
 
 async def _no_more_room() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from functools import partial
 
@@ -12,11 +13,15 @@ import mlx.core as mx
 from redrafter_mlx.engine.thread import EngineThread
 from redrafter_mlx.errors import EngineFailedError, meant
 from redrafter_mlx.runtime.device import memory_limit
+from redrafter_mlx.runtime.process import ModelLock
 from redrafter_mlx.server.api_error import LOG, ApiError
 from redrafter_mlx.server.hosting import ModelHost
 
 _DEFAULT_NAME = "default_model"
 """The name by which clients of mlx-lm's server ask for its model."""
+
+_LONGEST_NAME = 200
+"""Characters of a wrong name that are compared with the known ones: a request may have millions."""
 
 _LISTED_SECONDS = 5.0
 """Age at which the list of the models on disk is made again."""
@@ -26,6 +31,7 @@ class Models:
     """The models that a server was started with, and those that requests may name.
 
     default: the first one, which answers requests without a name
+    hosts:   those that were named so far, or listed
     thread:  computes for all of them
     """
 
@@ -46,8 +52,10 @@ class Models:
         memory_bytes: limit of all that MLX holds; None is the machine's own
         """
         self.default, self.thread = hosts[0], thread or EngineThread()
-        self._hosts = {host.name: self._shared(host) for host in hosts}
-        self._started = list(self._hosts)
+        self._user, self._unloads = ModelLock(), threading.Lock()
+        self.thread.enter(self._user)  # it ends with the server, whatever is unloaded
+        self.hosts = {host.name: self._shared(host) for host in hosts}
+        self._started = list(self.hosts)
         self._on_disk, self._offer = on_disk, offer
         self._limit = memory_limit() if memory_bytes is None else memory_bytes
         self._changing = asyncio.Lock()  # one model is loaded at a time
@@ -56,15 +64,15 @@ class Models:
     @property
     def in_thread(self) -> bool:
         """Whether a thread is loading one of them."""
-        return any(host.in_thread for host in self._hosts.values())
+        return any(host.in_thread for host in self.hosts.values())
 
     def stalled(self, seconds: float) -> bool:
         """Whether one of them has work, and made no progress for `seconds`."""
-        return any(host.stalled(seconds) for host in self._hosts.values())
+        return any(host.stalled(seconds) for host in self.hosts.values())
 
     async def start(self) -> None:
         """Load those that the server was started with, until there is no room for the next one."""
-        hosts = [self._hosts[name] for name in self._started]
+        hosts = [self.hosts[name] for name in self._started]
         try:
             for host in hosts:
                 if host is self.default or self._fits(await asyncio.to_thread(host.nbytes)):
@@ -78,8 +86,9 @@ class Models:
 
     def close(self) -> None:
         """Unload all, even while they are in use."""
-        for host in self._hosts.values():
+        for host in self.hosts.values():
             host.close()
+        self.thread.leave(self._user, lambda: False)
 
     async def find(self, name: str | None) -> ModelHost:
         """Return the model that a request names; raises ApiError if there is none."""
@@ -88,7 +97,7 @@ class Models:
         if name not in self._started:
             known = await self._names()
             if name not in known:
-                there = meant(name, known)
+                there = meant(name[:_LONGEST_NAME], known)
                 if not there.startswith("did"):
                     there = f"there is: {', '.join(self._started)}; GET /v1/models lists all"
                 raise ApiError(
@@ -97,11 +106,11 @@ class Models:
                     param="model",
                     code="model_not_found",
                 )
-        return self._hosts[name]
+        return self.hosts[name]
 
     async def all(self) -> list[ModelHost]:
         """Return all that can be had, those that the server was started with first."""
-        return [self._hosts[name] for name in await self._names()]
+        return [self.hosts[name] for name in await self._names()]
 
     async def _names(self) -> list[str]:
         """Return the names of all that can be had; each has a host then."""
@@ -113,12 +122,13 @@ class Models:
             self._listed_at = now
         names = list(dict.fromkeys([*self._started, *self._listed]))
         for name in names:
-            if name not in self._hosts:
-                self._hosts[name] = self._shared(self._offer(name))
+            if name not in self.hosts:
+                self.hosts[name] = self._shared(self._offer(name))
         return names
 
     def _shared(self, host: ModelHost) -> ModelHost:
         host.room, host.more_room = partial(self._room, host), partial(self._more_room, host)
+        host.unloads = self._unloads
         return host
 
     @contextlib.asynccontextmanager
@@ -166,7 +176,7 @@ class Models:
 
     def _others(self, host: ModelHost) -> list[ModelHost]:
         """Return the models in memory but this one."""
-        loaded = [other for other in self._hosts.values() if other.loaded is not None]
+        loaded = [other for other in self.hosts.values() if other.loaded is not None]
         return [other for other in loaded if other is not host]
 
     async def _unload_one(self, hosts: Sequence[ModelHost]) -> bool:

@@ -6,9 +6,11 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from tiny import byte_model, byte_tokenizer, random_drafter
@@ -16,7 +18,9 @@ from waiting import wait_for
 
 from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.bench.measure.runner import Runner
+from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.request import Request
 from redrafter_mlx.engine.thread import EngineThread
 from redrafter_mlx.errors import BadInputError, EngineFailedError
 from redrafter_mlx.runtime.process import ModelLock
@@ -97,6 +101,53 @@ def test_engines_that_share_a_thread_answer_in_it_and_the_last_one_ends_it(
     assert not second.thread.alive
     with pytest.raises(EngineFailedError, match="gone"):
         second.thread.run(int)
+
+
+def test_an_answer_waits_for_memory_that_another_engine_of_its_thread_uses(
+    model: nn.Module,
+) -> None:
+    """The other answer holds it: it pauses, since nobody reads it."""
+    asked = {"max_tokens": 8, "draft": False, "cache_prompt": False}
+    first = make(model)
+    second = make(model, first.thread)
+    want = second.generate(PROMPT, **asked).token_ids
+    running = first.stream(PROMPT * 100, max_tokens=150, logprobs=True, cache_prompt=False)
+    budget = second.core.scheduler.memory
+    gc.collect()
+    slots = budget.slots(Request(tuple(PROMPT), GenerationOptions(max_tokens=8)))
+    budget._limit = mx.get_active_memory() + budget.needed(slots) + 20_000
+    next(running)
+    assert budget.excess(budget.needed(slots)) > 0
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(second.generate, PROMPT, **asked)
+        wait_for(lambda: second.status.waiting == 1 or waiting.done())
+        for _ in range(3):  # rounds
+            first.thread.run(int)
+        running.close()
+        assert waiting.result().token_ids == want
+    first.close()
+    second.close()
+
+
+def test_an_answer_waits_for_memory_that_is_reserved_for_a_model_until_it_is_loaded(
+    model: nn.Module,
+) -> None:
+    asked = {"max_tokens": 8, "draft": False, "cache_prompt": False}
+    redrafter = make(model)
+    want = redrafter.generate(PROMPT, **asked).token_ids
+    budget, pool = redrafter.core.scheduler.memory, redrafter.thread.pool
+    pool.reserved = budget._limit
+    with ThreadPoolExecutor(1) as executor:
+        waiting = executor.submit(redrafter.generate, PROMPT, **asked)
+        wait_for(lambda: redrafter.status.waiting == 1 or waiting.done())
+        for _ in range(3):  # rounds
+            redrafter.thread.run(int)
+        assert not waiting.done()
+        other = make(model, redrafter.thread)
+        assert pool.reserved == 0
+        assert waiting.result().token_ids == want
+    redrafter.close()
+    other.close()
 
 
 def test_a_task_returns_its_result_or_raises_its_error(thread: EngineThread) -> None:

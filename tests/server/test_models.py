@@ -73,6 +73,7 @@ class Kitchen:
         on_disk: Sequence[str] = (),
         room: int | None = None,
         nbytes: int = 0,
+        unload_after: float | None = None,
         load: Callable[[str], object] = lambda _: None,
     ) -> None:
         """`room`: bytes for all beyond what this process holds; None sets no limit.
@@ -84,7 +85,7 @@ class Kitchen:
         self.thread = EngineThread()
         self.limit = None if room is None else mx.get_active_memory() + room
         self._engine = EngineOptions(memory_bytes=self.limit)
-        self._before, self._nbytes = load, nbytes
+        self._before, self._nbytes, self._unload_after = load, nbytes, unload_after
         self.made: list[str] = []
         self.alive = WeakValueDictionary[str, Redrafter]()
         self.models = Models(
@@ -102,14 +103,20 @@ class Kitchen:
             self.alive[name] = model = tiny(name, self.thread, self._engine)
             return model
 
-        return ModelHost(name, load, nbytes=lambda: self._nbytes, starting=starting)
+        return ModelHost(
+            name,
+            load,
+            unload_after=self._unload_after,
+            nbytes=lambda: self._nbytes,
+            starting=starting,
+        )
 
     @contextlib.contextmanager
     def open(self, **options: object) -> Iterator[str]:
         """Run the server; yields its URL once those that it was started with are in memory."""
         with running(self.models, **options) as url:
             wait_until_ready(url)
-            hosts = self.models._hosts
+            hosts = self.models.hosts
             wait_for(lambda: not any(host.starting for host in hosts.values()))
             yield url
 
@@ -212,6 +219,19 @@ def test_models_that_do_not_fit_at_once_are_loaded_in_turn_and_no_request_is_los
     assert max(held) <= 0
 
 
+def test_models_that_leave_when_idle_lose_no_request_of_many_at_once(
+    alone: dict[tuple[str, str], str], weights: int
+) -> None:
+    """While others are loaded, unloaded for want of memory, and answer."""
+    kitchen = Kitchen(*NAMES, room=5 * weights // 2, nbytes=weights, unload_after=0.02)
+    with kitchen.open(max_queue=100) as url:
+        for _ in range(3):
+            answers = ask_all(url, times=2)
+            assert {text_of(answer) == alone[asked] for asked, answer in answers} == {True}
+        wait_for(lambda: {*kitchen.states(url).values()} == {"available"})
+        assert not kitchen.alive
+
+
 def test_the_model_that_was_used_least_recently_is_unloaded(weights: int) -> None:
     kitchen = Kitchen(*NAMES, room=5 * weights // 2, nbytes=weights)
     with kitchen.open() as url:
@@ -301,7 +321,7 @@ def test_requests_wait_for_one_loading_that_may_fail_and_be_tried_again() -> Non
 def test_a_client_that_leaves_while_a_model_is_loaded_leaves_nothing_waiting() -> None:
     let_go = threading.Event()
     kitchen = Kitchen(
-        "one", on_disk=["two"], load=lambda n: let_go.wait(DEADLINE if n == "two" else 0)
+        "one", on_disk=["two"], load=lambda n: let_go.wait(2 * DEADLINE if n == "two" else 0)
     )
     with kitchen.open(max_concurrency=1, max_queue=1) as url:
         for _ in range(3):  # more than may wait
@@ -349,6 +369,15 @@ def test_a_name_of_no_model_is_not_found_and_loads_nothing(path: str) -> None:
             httpx.post(url + path, json=body_of(path, "two"), timeout=DEADLINE).status_code == 200
         )
     assert kitchen.made == ["one", "two"]
+
+
+def test_a_name_of_millions_of_characters_holds_nobody_up() -> None:
+    """It is compared with the known ones by its beginning."""
+    kitchen = Kitchen("one", on_disk=["two"])
+    with kitchen.open() as url:
+        answer = httpx.post(url + CHAT, json=body_of(CHAT, "two" * 10**6), timeout=DEADLINE)
+        assert answer.status_code == 404
+        assert len(answer.text) < 1000
 
 
 def test_the_list_has_all_that_can_be_had_and_its_state() -> None:
