@@ -22,7 +22,7 @@ from mtp_samples import (
     without_ones,
     write_head,
 )
-from tiny import HIDDEN, plain_tokens
+from tiny import HIDDEN, plain_tokens, random_model
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.decoding.step import Decoder
@@ -107,15 +107,15 @@ def test_a_head_starts_from_the_models_files_and_learns(name: str, tmp_path: Pat
 
 
 def test_a_fresh_head_has_weights_of_its_seed_alone() -> None:
-    """Its layer's too, of which mlx-lm draws some by the global seed."""
-    model = target_model("glm4_moe")
-    target = Target(model)
+    """Its layer's too, of which mlx-lm draws some by the global seed, such as biases."""
+    target = Target(random_model("qwen2", vocab_size=VOCAB))
     recipe, fresh = recipe_of(target), []
     texts = recipe.extras(()).compute(target, written_texts(target, 8))
     for seed, other in ((0, 1), (0, 2), (1, 1)):
         mx.random.seed(other)
         drafter = recipe.fresh(target, np.arange(VOCAB), texts, seed)
         fresh.append(parameters_of(drafter.module))  # type: ignore[arg-type]
+    assert "layers.0.self_attn.q_proj.bias" in fresh[0]
     for key, array in fresh[0].items():
         assert array.tolist() == fresh[1][key].tolist(), key
     assert fresh[0]["fc.weight"].tolist() != fresh[2]["fc.weight"].tolist()
