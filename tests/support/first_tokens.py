@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import httpx2 as httpx
+from places import ROOT
 
-ROOT = Path(__file__).parents[2]
 FORM = re.compile(r"http://127\.0\.0\.1:\d+")
 QUESTIONS = ("What is a tree?", "What is a beam?", "Who may ask?", "What is a drafter?")
 MAX_TOKENS = 32
