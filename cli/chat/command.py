@@ -31,7 +31,7 @@ from redrafter_mlx.cli.terminal import (
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.errors import BadInputError, RedrafterError
 from redrafter_mlx.runtime.launched import leave_to_rank_0
-from redrafter_mlx.runtime.words import option_name
+from redrafter_mlx.runtime.words import count, option_name
 
 if TYPE_CHECKING:
     from redrafter_mlx.cli.chat.remote import RemoteModel, RemoteSession, RemoteToken
@@ -269,7 +269,7 @@ def finish_answer(
         steps = (last.usual_shape, last.usual_nodes, last.tokens_per_step)
         shares, shown = shares_line(sources), chat.show_drafts
         shape = shape_note(*steps, None if shown else shares, assumed=chat.model.costs_assumed)
-        kept = None if chat.keeper is None else f"{chat.keeper.kept} answers kept"
+        kept = None if chat.keeper is None else f"{count(chat.keeper.kept, 'answer')} kept"
         notes = (shares if shown else None, shape, loss_note(chat.options), kept, note)
         chat.terminal.note(statistics_line(*rates, *notes))
 

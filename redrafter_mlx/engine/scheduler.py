@@ -304,10 +304,10 @@ class Scheduler:
             self._in_use.close()
             self._in_use = None
         for answer in over:
+            if self._keeper is not None:
+                answer.offer_to(self._keeper)  # before the end, for a caller that counts them
             answer.end()
             self._open.discard(answer)
-            if self._keeper is not None:
-                answer.offer_to(self._keeper)
         if self._tuning is not None:
             for policy in ended:
                 self._tuning.record(policy)

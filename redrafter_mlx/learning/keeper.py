@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 
 from redrafter_mlx.learning.folder import LearningFolder
@@ -72,7 +73,12 @@ class TextKeeper:
 
     @property
     def kept(self) -> int:
-        """Number of answers that are kept, those of earlier processes included."""
+        """Number of answers that are kept, those of earlier processes included.
+
+        It waits until the last ones are written.
+        """
+        with suppress(RuntimeError):  # it is closed, and all is written
+            self._writer.submit(int).result()
         if self._earlier < 0:  # counted once: that reads the files
             self._earlier = self._store.count() - self._added
         return self._earlier + self._added

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import multiprocessing
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,11 +20,15 @@ from learning_samples import (
     learn_slowly,
 )
 from mlx.utils import tree_map
+from tiny import byte_model, byte_tokenizer, tiny_source
 from waiting import wait_for
 
+from redrafter_mlx.distill.corpus import writer
+from redrafter_mlx.distill.corpus.prompts import user_turns
 from redrafter_mlx.distill.drafter_forms import FORMS, DrafterForm
 from redrafter_mlx.distill.forms.registry import recipe_for, recipe_of_folder
 from redrafter_mlx.distill.learn import judging
+from redrafter_mlx.distill.learn.general import general_texts
 from redrafter_mlx.distill.learn.judging import Quality
 from redrafter_mlx.distill.learn.run import LearnOptions, drafter_in_use, learn
 from redrafter_mlx.distill.learn.texts import interleaved, split, up_to
@@ -385,3 +390,29 @@ def test_steps_are_as_many_as_fit_into_the_time(loaded: LoadedTarget) -> None:
     assert 15 <= run.steps <= 26
     assert told[-1] == (run.steps, run.steps), "the schedule was planned for these steps"
     assert now <= 60
+
+
+def test_general_texts_are_written_once_and_on_subjects_of_all_kinds(
+    loaded: LoadedTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a target with a chat template; without one there are none."""
+    folder, told = folder_of(loaded), list[int]()
+    assert general_texts(loaded, folder, lambda done, _: told.append(done)) == []
+    real = LoadedTarget.of(byte_model(seed=1), byte_tokenizer(), tiny_source())
+    drawn = Counter[str]()
+    draw = writer.draw_starters
+
+    def counted(count: int, seed: str) -> Counter[str]:
+        drawn.update(found := draw(count, seed))
+        return found
+
+    monkeypatch.setattr(writer, "draw_starters", counted)
+    monkeypatch.setattr(user_turns, "TURN_TOKENS", 400)  # a random model ends no turn soon
+    first = general_texts(real, folder, lambda done, _: told.append(done))
+    assert len(drawn) > 40
+    assert first
+    assert told == sorted(told)
+    assert told[-1] >= sum(len(text.answer) for text in first)
+    drawn.clear()
+    assert general_texts(real, folder, lambda *_: None) == first
+    assert not drawn

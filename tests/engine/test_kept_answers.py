@@ -46,6 +46,7 @@ def test_answers_are_kept_as_they_were_given() -> None:
     assert redrafter.keeper is not None
     assert redrafter.keeper.kept == 0
     greedy = redrafter.generate(PROMPT, max_tokens=20)
+    assert redrafter.keeper.kept == 1
     drawn = redrafter.generate(PROMPT[::-1], max_tokens=20, temperature=0.9, seed=3)
     texts = kept(redrafter)
     assert redrafter.keeper.kept == keeping().keeper.kept == 2  # type: ignore[union-attr]

@@ -6,21 +6,43 @@ They are mixed into what the user's drafter learns from, and show whether it for
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
+from redrafter_mlx.distill.corpus.block_progress import BlockProgress
 from redrafter_mlx.distill.corpus.writer import Writer
 from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.learning.folder import LearningFolder
 from redrafter_mlx.learning.kept_texts import KeptText, TextStore
 from redrafter_mlx.loading.target import LoadedTarget
 
-_TEXTS = 72
+_TEXTS, _TOKENS = 48, 96
 _OPTIONS = WritingOptions(
-    starter_share=1.0, batch=_TEXTS, openings=(0,), max_answer_tokens=96, seed=67
+    starter_share=1.0, batch=_TEXTS, openings=(0,), max_answer_tokens=_TOKENS, seed=67
 )
 
 
-def general_texts(loaded: LoadedTarget, folder: LearningFolder) -> list[KeptText]:
+@dataclass
+class _Reported(BlockProgress):
+    """Reports each step of writing."""
+
+    report: Callable[[int, int], None] = lambda *_: None
+
+    def count_prompts(self, tokens: int) -> None:
+        super().count_prompts(tokens)
+        self.report(0, _TEXTS * _TOKENS)
+
+    def count_answers(self, tokens: int) -> None:
+        super().count_answers(tokens)
+        self.report(self.answer_tokens, _TEXTS * _TOKENS)
+
+
+def general_texts(
+    loaded: LoadedTarget, folder: LearningFolder, report: Callable[[int, int], None]
+) -> list[KeptText]:
     """Return the general texts of a target, which are written and kept the first time.
+
+    report: is called while they are written, with tokens so far and at most
 
     Without a chat template there are none: nothing says where a question would begin.
     """
@@ -28,12 +50,10 @@ def general_texts(loaded: LoadedTarget, folder: LearningFolder) -> list[KeptText
     kept = [*store.texts()]
     if kept or not loaded.tokenizer.has_chat_template:
         return kept
-    written = Writer(loaded.target, loaded.tokenizer, (), _OPTIONS).write(0)
+    written = Writer(loaded.target, loaded.tokenizer, (), _OPTIONS).write(
+        0, _Reported(report=report)
+    )
     for text in written.texts:
         answer = tuple(text.answer.tolist())
         store.append(KeptText(tuple(text.prompt), answer, time=time.time()))
     return [*store.texts()]
-
-
-def are_written(folder: LearningFolder) -> bool:
-    return TextStore(folder.general).count() > 0

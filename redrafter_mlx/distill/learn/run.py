@@ -55,6 +55,8 @@ _STATES = 1_000_000_000
 
 _BATCH = 1024
 
+_GENERAL = "writing general texts"
+
 Report = Callable[[str, int, int], None]
 """Takes a stage's name, how far it is, and how far it goes."""
 
@@ -155,9 +157,10 @@ class _Run:
 
     def learn(self, kept: Split) -> LearningRun:
         report = self._report
-        report("writing general texts", 0, 1)
+        report(_GENERAL, 0, 1)
         # Half of them are held out, since they are few.
-        general = split(general_texts(self._loaded, self._folder), one_in=2)
+        written = general_texts(self._loaded, self._folder, partial(report, _GENERAL))
+        general = split(written, one_in=2)
         began = self._clock()
         judge = self._judge(kept, general)
         shards, positions = self._read(kept, general, began)
