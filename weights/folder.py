@@ -121,14 +121,14 @@ def _without_heads(config: dict[str, object]) -> tuple[type[nn.Module], type]:
 
 def _read_tokenizer(folder: Path, name: str, ends: object) -> TokenizerWrapper:
     """Read the tokenizer; `ends` are the ids that end an answer, as config.json has them."""
-    tokenizer = _stored_tokenizer(folder, ends)
+    tokenizer = stored_tokenizer(folder, ends)
     if not tokenizer.has_chat_template and is_vicuna(folder, name):
         tokenizer.chat_template = VICUNA_TEMPLATE
         tokenizer.has_chat_template = True
     return tokenizer
 
 
-def _stored_tokenizer(folder: Path, ends: object) -> TokenizerWrapper:
+def stored_tokenizer(folder: Path, ends: object) -> TokenizerWrapper:
     eos = [ends] if isinstance(ends, int) else ends if isinstance(ends, list) else None
     settings = folder / "tokenizer_config.json"
     known = read_object(settings) if settings.exists() else {}

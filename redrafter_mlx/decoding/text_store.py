@@ -39,7 +39,7 @@ class TextStore:
         self._root, self._max_bytes, self._vocab_size = folder, max_bytes, vocab_size
         self._folder = private_folder(folder, setup)
         remove_abandoned(self._folder.glob(".*.bin"))
-        self._writer = ThreadPoolExecutor(1, "texts")
+        self.writer = ThreadPoolExecutor(1, "texts")
         self._next: EarlierState | None = None
         self._lock = threading.Lock()
         self._fails = False
@@ -66,11 +66,11 @@ class TextStore:
         with self._lock:
             waits, self._next = self._next is not None, kept
         if not waits:
-            self._writer.submit(self._write)
+            self.writer.submit(self._write)
 
     def close(self) -> None:
         """Wait until all is written."""
-        self._writer.shutdown()
+        self.writer.shutdown()
 
     def _write(self) -> None:
         with self._lock:

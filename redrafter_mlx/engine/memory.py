@@ -40,6 +40,8 @@ _CHECKPOINTS = 2
 class MemoryBudget:
     """The memory that the answers of one model may use together.
 
+    limit, weights: bytes that MLX may hold, and those of the weights
+    work, slot: bytes of a sequence's work in a step, and of one of its cache slots; the most so far
     prefix_bytes: limit of the prefix cache
     pool: what it shares with the other engines of its thread
     """
@@ -60,15 +62,15 @@ class MemoryBudget:
         kept_bytes: what it keeps of texts that have ended
         """
         given = options.memory_bytes
-        self._limit = memory_limit() if given is None else given
+        self.limit = memory_limit() if given is None else given
         self.pool = pool or MemoryPool()
-        self._work = 8 * _NODES * target.vocab_size
-        self._weights = sum(map(nbytes_of, (target.model, *modules)))
-        self._kept = min(kept_bytes, max(self._limit - self._weights, 0) // _KEPT_SHARE)
-        free = max(self._limit - self._weights, 0)
+        self.work = 8 * _NODES * target.vocab_size
+        self.weights = sum(map(nbytes_of, (target.model, *modules)))
+        self._kept = min(kept_bytes, max(self.limit - self.weights, 0) // _KEPT_SHARE)
+        free = max(self.limit - self.weights, 0)
         given = options.prefix_bytes
         self.prefix_bytes = free // _PREFIX_SHARE if given is None else given
-        self._slot, self._state = 1.0, 0  # until a drafter's memory was measured too
+        self.slot, self._state = 1.0, 0  # until a drafter's memory was measured too
         self._rings: dict[int, int] = {}
         self._measure(_one_slot(target))
         self._host = host_bytes
@@ -77,13 +79,13 @@ class MemoryBudget:
         """Whether all these answers fit at once, with trees of so many nodes, if none runs now."""
         more = max(nodes - _NODES, 0)
         slots = [self.slots(request) + more for request in requests]
-        work = self._work * more * len(requests) // _NODES
+        work = self.work * more * len(requests) // _NODES
         return self.excess(self.needed(slots[0], slots[1:]) + work) <= 0
 
     @property
     def max_prompt(self) -> int:
         """Number of tokens beyond which no prompt fits, whatever else runs."""
-        return max(int((self._limit - self._weights) / self._slot), 0)
+        return max(int((self.limit - self.weights) / self.slot), 0)
 
     def learn(self, cache: SequenceCache) -> None:
         """Measure the bytes of a cache slot, of windows and of states, in one sequence's cache.
@@ -97,7 +99,7 @@ class MemoryBudget:
     def _measure(self, cache: TreeCache, drafters: int = 0) -> None:
         fixed = sum(a.nbytes for layer in cache.forgetful for a in layer.arrays)
         slots = cache.nbytes - fixed + drafters
-        self._slot = max(self._slot, slots / max(cache.capacity, 1))
+        self.slot = max(self.slot, slots / max(cache.capacity, 1))
         self._state = max(self._state, cache.state_bytes)
         self._rings = {**self._rings, **cache.ring_bytes}
 
@@ -126,11 +128,11 @@ class MemoryBudget:
         states = 1 + (len(others) + 1 if others else 0) + unread
         states += _CHECKPOINTS * (len(others) + 1)
         fixed = self._fixed(max(slots, *others) if others else slots) * states
-        return int(self._slot * total) + fixed + host + self._work * (len(others) + 1)
+        return int(self.slot * total) + fixed + host + self.work * (len(others) + 1)
 
     def excess(self, needed: int) -> int:
         """Return how many bytes too few are free; 0 or less if `needed` bytes are free."""
-        return mx.get_active_memory() + self._kept + needed - self._limit
+        return mx.get_active_memory() + self._kept + needed - self.limit
 
     def make_room(self, needed: int, prefixes: PrefixCache) -> bool:
         """Drop cached prefixes until `needed` bytes are free; False if that is not enough.
@@ -142,7 +144,7 @@ class MemoryBudget:
 
     def can_grow(self, slots: int, prefixes: PrefixCache) -> bool:
         """Whether running answers can have so many more slots; drops prefixes like `make_room`."""
-        return self._drop_until_free(int((self._slot + self._host) * slots), prefixes)
+        return self._drop_until_free(int((self.slot + self._host) * slots), prefixes)
 
     def _drop_until_free(self, needed: int, prefixes: PrefixCache) -> bool:
         if (excess := self.excess(needed)) > 0:
@@ -156,14 +158,14 @@ class MemoryBudget:
 
     def refusal_of_length(self, least: int) -> BadInputError | None:
         """Return the error for a prompt of `least` tokens or more that never fits, else None."""
-        return self._refusal(f"at least {least}", int(self._slot * least) + self._fixed(least))
+        return self._refusal(f"at least {least}", int(self.slot * least) + self._fixed(least))
 
     def _refusal(self, tokens: str, needed: int) -> BadInputError | None:
-        if self._weights + needed <= self._limit:
+        if self.weights + needed <= self.limit:
             return None
         return BadInputError(
             f"a prompt of {tokens} tokens needs {needed / 1e9:.2f} GB and the weights "
-            f"{self._weights / 1e9:.2f}, but MLX may take {self._limit / 1e9:.2f} GB in this "
+            f"{self.weights / 1e9:.2f}, but MLX may take {self.limit / 1e9:.2f} GB in this "
             f"process; shorten it, or load a smaller model"
         )
 
@@ -172,7 +174,7 @@ class MemoryBudget:
         needed, used = self.needed(self.slots(request)), mx.get_active_memory()
         return BusyError(
             f"a prompt of {len(request.prompt)} tokens needs {needed / 1e9:.2f} GB, and of the "
-            f"{self._limit / 1e9:.2f} GB that MLX may take in this process {used / 1e9:.2f} are "
+            f"{self.limit / 1e9:.2f} GB that MLX may take in this process {used / 1e9:.2f} are "
             f"taken; shorten it, or free memory (another model in this process keeps texts that it "
             f"has read: EngineOptions(prefix_bytes=...) limits them, close() frees them)"
         )

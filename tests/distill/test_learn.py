@@ -117,7 +117,7 @@ def test_a_worse_drafter_is_never_used(
     first = trained(loaded)
 
     def spoil(learner: Learner, *_: object) -> float:
-        network = learner._network
+        network = learner.network
         noise = tree_map(lambda a: mx.random.normal(a.shape), network.trainable_parameters())
         network.update(noise)
         return 0.0
@@ -138,7 +138,7 @@ def test_weights_that_are_not_finite_are_never_used(
     nothing = mx.array(np.nan)
 
     def diverge(learner: Learner, *_: object) -> float:
-        network = learner._network
+        network = learner.network
         network.update(tree_map(lambda a: a * nothing, network.trainable_parameters()))
         return float("nan")
 

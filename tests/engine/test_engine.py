@@ -626,8 +626,8 @@ def test_what_does_not_fit_is_refused_in_one_line_and_the_next_is_answered(
     want = tokens_of(make(model, None), [1, 2], max_tokens=3)
     redrafter = make(model, None, prefix_bytes=0)
     budget = limit_to(redrafter, 600)
-    for weights, error in ((budget._weights, BadInputError), (0, BusyError)):
-        budget._weights = weights
+    for weights, error in ((budget.weights, BadInputError), (0, BusyError)):
+        budget.weights = weights
         with pytest.raises(error, match=r"500 tokens needs .* GB"):
             redrafter.generate(LONG + LONG[:100], max_tokens=3)
     assert tokens_of(redrafter, [1, 2], max_tokens=3) == want
@@ -638,8 +638,8 @@ def limit_to(redrafter: Redrafter, slots: int) -> MemoryBudget:
     """Leave memory for so many cache slots; all that is held now counts as weights."""
     gc.collect()
     budget = redrafter.core.scheduler.memory
-    budget._weights = mx.get_active_memory()
-    budget._limit = budget._weights + budget._work + int(slots * budget._slot)
+    budget.weights = mx.get_active_memory()
+    budget.limit = budget.weights + budget.work + int(slots * budget.slot)
     return budget
 
 
@@ -694,7 +694,7 @@ def test_a_waiting_request_is_refused_when_the_bytes_of_a_slot_show_that_it_neve
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(redrafter.generate, LONG, max_tokens=3)
         wait_for(lambda: redrafter.status.waiting == 1)
-        budget._slot = 1e6  # as if measured now
+        budget.slot = 1e6  # as if measured now
         running.close()
         with pytest.raises(BadInputError, match="400 tokens needs"):
             waiting.result(60)
@@ -759,7 +759,7 @@ def test_the_prefix_that_a_request_needs_is_dropped_after_all_others(model: nn.M
     prefixes, budget = scheduler.prefixes.cache, scheduler.memory
     gc.collect()
     needed = budget.needed(budget.slots(Request((*wanted, 7), GenerationOptions(max_tokens=1))))
-    budget._limit = mx.get_active_memory() + needed - prefixes.nbytes // 4
+    budget.limit = mx.get_active_memory() + needed - prefixes.nbytes // 4
     (response,) = redrafter.stream([*wanted, 7], max_tokens=1)
     assert response.cached_tokens == 200
     assert next(redrafter.stream([*other, 7], max_tokens=1)).cached_tokens == 0
@@ -835,9 +835,9 @@ def test_a_prompt_is_kept_together_with_its_length(model: nn.Module) -> None:
 def test_the_bytes_of_a_token_are_known_before_the_first_answer(model: nn.Module) -> None:
     redrafter = make(model, None)
     budget = redrafter.core.scheduler.memory
-    known = budget._slot
+    known = budget.slot
     tokens_of(redrafter, LONG, max_tokens=3)
-    assert budget._slot == known > 0
+    assert budget.slot == known > 0
     redrafter.close()
 
 
@@ -850,7 +850,7 @@ def test_a_long_prompt_waits_until_all_rows_have_room_for_its_length(model: nn.M
     S, T = (budget.slots(request) for request in (short, long))
 
     def bytes_of(slots: int, rows: int) -> int:
-        return rows * budget._work + int(slots * budget._slot)
+        return rows * budget.work + int(slots * budget.slot)
 
     assert budget.needed(T) == bytes_of(T, 1)
     assert budget.needed(T, [S] * 7, 0) == bytes_of(T + 8 * T, 8)
@@ -865,12 +865,12 @@ def test_a_failed_engine_still_knows_the_bytes_of_a_token(
 ) -> None:
     redrafter = make(model)
     redrafter.generate([1, 2], max_tokens=3)
-    redrafter.core.scheduler.memory._slot = 9.0  # as if measured
+    redrafter.core.scheduler.memory.slot = 9.0  # as if measured
     with monkeypatch.context() as patched:
         patched.setattr(redrafter.target, "append", failing(1, redrafter.target.append))
         with pytest.raises(EngineFailedError):
             redrafter.generate([1, 2], max_tokens=3)
-    assert redrafter.core.scheduler.memory._slot == 9.0
+    assert redrafter.core.scheduler.memory.slot == 9.0
     redrafter.close()
 
 
@@ -1379,7 +1379,7 @@ def test_kept_texts_give_way_to_answers(model: nn.Module) -> None:
         redrafter.generate([n, *LONG[:200]], max_tokens=3)
     scheduler = redrafter.core.scheduler
     kept = scheduler.prefixes.cache.nbytes
-    scheduler.memory._limit = mx.get_active_memory() + scheduler.memory._work
+    scheduler.memory.limit = mx.get_active_memory() + scheduler.memory.work
     redrafter.generate([9, 9], max_tokens=3, cache_prompt=False)
     assert scheduler.prefixes.cache.nbytes < kept
     redrafter.close()

@@ -36,7 +36,7 @@ from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.weights import quantised_cache
 from redrafter_mlx.weights.fit.machine import this_machine
-from redrafter_mlx.weights.folder import _stored_tokenizer
+from redrafter_mlx.weights.folder import stored_tokenizer
 from redrafter_mlx.weights.gguf.load import load_gguf
 from redrafter_mlx.weights.raw_model import context_length, top_level_rope
 
@@ -462,5 +462,5 @@ def test_code_that_comes_with_a_tokenizer_is_never_run(
         "from transformers import PreTrainedTokenizerFast as Own\n"
     )
     with pytest.raises(DamagedFileError, match="tokenizer cannot be read"):
-        _stored_tokenizer(tmp_path, None)
+        stored_tokenizer(tmp_path, None)
     assert not (tmp_path / "ran").exists()

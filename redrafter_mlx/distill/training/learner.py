@@ -29,15 +29,15 @@ class Learner:
     """A student and its optimiser; only the student's network is trained."""
 
     def __init__(self, student: Student, steps: int) -> None:
-        self._network, self._clip = student.network, student.options.clip
+        self.network, self._clip = student.network, student.options.clip
         self.optimizer = drafter_optimizer(student.options, student.recipe.by_adamw, steps)
-        self.optimizer.init(self._network.trainable_parameters())
+        self.optimizer.init(self.network.trainable_parameters())
 
     def step(self, losses: Sequence[BatchLoss]) -> float:
         """Take one optimiser step over the batches of all `losses`; return the mean loss."""
         total, gradients = mx.zeros(()), None
         for batch in losses:
-            loss, fresh = nn.value_and_grad(self._network, batch)()
+            loss, fresh = nn.value_and_grad(self.network, batch)()
             total = total + loss
             gradients = fresh if gradients is None else tree_map(mx.add, gradients, fresh)
             del fresh  # gradients are as large as the network: no name keeps them for longer
@@ -46,9 +46,9 @@ class Learner:
         share = 1 / len(losses)
         gradients = tree_map(lambda gradient: gradient * share, gradients)
         gradients, _ = optim.clip_grad_norm(gradients, self._clip)
-        self.optimizer.update(self._network, gradients)
+        self.optimizer.update(self.network, gradients)
         del gradients
-        mx.eval(self._network.parameters(), self.optimizer.state)
+        mx.eval(self.network.parameters(), self.optimizer.state)
         return float(total) * share
 
     @property
