@@ -8,6 +8,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import pytest
 from batches import Decoded
 from decoding import run, up_to
@@ -200,6 +201,26 @@ def test_a_step_updates_rings_in_place() -> None:
     (window,) = windows_of(cache.target)
     assert window.capacity == ring_size(4096)
     assert mx.get_peak_memory() - before < 1.3 * cache.target.nbytes
+
+
+@pytest.mark.parametrize("shape", [PLAIN, BeamShape(1, 4), BeamShape(2, 4), BeamShape(30, 4)])
+def test_a_drafter_reads_the_keys_of_the_window_from_the_ring(shape: BeamShape) -> None:
+    """Those of the newest positions, as a cache that keeps all positions has them."""
+    target, tokens = Target(sliding_model("gemma3_text")), text(LONG)
+    tree, found = pack_beam(beams(shape), shape.nodes), []
+    for cache in (target.new_cache(), target.new_cache(whole=True)):
+        target.append(mx.array([tokens]), cache, 0)
+        length = mx.array([LONG])
+        target.verify(tree, cache, length, LONG)
+        path = mx.arange(shape.length)[None]
+        length = cache.commit(tree, path, mx.array([shape.length - 1]), length)
+        read = cache.committed([0], length, LONG + shape.length)
+        slots = {p: i for i, p in enumerate(read.positions[0][0].tolist()) if p >= 0}
+        newest = range(LONG + shape.length - WINDOW, LONG + shape.length)
+        assert slots.keys() >= {*newest}
+        assert max(slots) == newest[-1]
+        found.append(np.array(read.keys[0][0][:, mx.array([slots[p] for p in newest])]))
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
 
 
 def reused(target: Target, cache: SequenceCache, tokens: list[int], shared: int) -> int:
