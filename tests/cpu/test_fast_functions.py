@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from mlx_lm.models import activations, base, gpt_oss, llama
 from mlx_lm.models.switch_layers import SwiGLU
+from primitives import launched
 from tiny import byte_model
 
 from redrafter_mlx.cpu import fast_functions
@@ -192,3 +193,12 @@ def test_only_modules_that_call_mlx_lms_functions_get_another_class() -> None:
         assert with_fast_functions(kind) is not kind
     gate, x = mx.random.normal((2, 3, 8), key=mx.random.key(1))
     assert mx.allclose(with_fast_functions(SwiGLU)()(x, gate), SwiGLU()(x, gate), atol=1e-6)
+
+
+@pytest.mark.parametrize("keys", [2048, 40_000])
+def test_a_chunk_reads_the_keys_once_for_two_dozen_rows_at_least(keys: int) -> None:
+    """Each part of the rows multiplies by all keys, and by all values."""
+    shapes = (1, 4, 96, 8), (1, 2, keys, 8), (1, 2, keys, 8)
+    given = [mx.zeros(shape) for shape in shapes]
+    products = launched([attention(*given, None, 0.3, "causal")])["Matmul"]
+    assert 0 < products <= 2 * 96 // 24
