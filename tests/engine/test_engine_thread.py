@@ -115,7 +115,7 @@ def test_an_answer_waits_for_memory_that_another_engine_of_its_thread_uses(
     budget = second.core.scheduler.memory
     gc.collect()
     slots = budget.slots(Request(tuple(PROMPT), GenerationOptions(max_tokens=8)))
-    budget._limit = mx.get_active_memory() + budget.needed(slots) + 20_000
+    budget.limit = mx.get_active_memory() + budget.needed(slots) + 20_000
     next(running)
     assert budget.excess(budget.needed(slots)) > 0
     with ThreadPoolExecutor(1) as pool:
@@ -136,7 +136,7 @@ def test_an_answer_waits_for_memory_that_is_reserved_for_a_model_until_it_is_loa
     redrafter = make(model)
     want = redrafter.generate(PROMPT, **asked).token_ids
     budget, pool = redrafter.core.scheduler.memory, redrafter.thread.pool
-    pool.reserved = budget._limit
+    pool.reserved = budget.limit
     with ThreadPoolExecutor(1) as executor:
         waiting = executor.submit(redrafter.generate, PROMPT, **asked)
         wait_for(lambda: redrafter.status.waiting == 1 or waiting.done())
