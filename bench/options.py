@@ -117,7 +117,7 @@ class BenchOptions:
     def chosen(self) -> list[Question]:
         """The questions of all given sets and files, filtered by category and limit."""
         found: list[Question] = []
-        for source in each_once(self.questions):
+        for source in self.questions:
             found += questions_of(source, offline=self.offline)
         wanted = None if self.categories is None else parse_words("--categories", self.categories)
         return choose_questions(found or self.only or OWN_QUESTIONS, wanted, self.limit)

@@ -89,10 +89,17 @@ def command(
 
 
 def _names(arguments: Sequence[str], option: str | None) -> list[str]:
-    """Return the names of the models to serve; raises BadInputError if one is given twice."""
+    """Return the names of the models to serve.
+
+    Raises BadInputError if one is given twice, or both by arguments and by the option.
+    """
     from redrafter_mlx.weights.registry import DEFAULT_MODEL
 
-    names = [*arguments, *([] if option is None else [option])]
+    if arguments and option is not None:
+        raise BadInputError(
+            f"MODEL is {arguments[0]!r:.200}, and --model {option!r:.200}; give all as MODEL"
+        )
+    names = [*arguments] if option is None else [option]
     for name in names:
         if names.count(name) > 1:
             raise BadInputError(f"MODEL is given twice, as {name!r:.200}; give it once")

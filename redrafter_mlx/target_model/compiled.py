@@ -115,9 +115,11 @@ class TreeCall:
         buffers, (arrays, sizes) = cache.layer_buffers, plan.split()
         tokens = inputs if isinstance(inputs, mx.array) else inputs[0]
         # One layer of each kind stands for the others; a path is as long as its tree was deep.
-        kinds = {layer.ring: layer.buffers for layer in cache.attention}
+        of_keys = []
+        for kind in cache.kinds:  # without a call: this is part of every step
+            of_keys.append(kind.buffers)
         of_state = cache.recurrent[0].buffers if cache.recurrent else None
-        size = (tokens.shape, sizes, _shapes((arrays, tuple(kinds.values()), of_state)))
+        size = (tokens.shape, sizes, _shapes((arrays, of_keys, of_state)))
         in_use = not self._last or tokens.shape in (self._last, (1, 1))
         self._last = tokens.shape
         if not (compiled and in_use) and size not in self.graphs:
@@ -136,10 +138,22 @@ class TreeCall:
 
 
 def _shapes(arrays: object) -> Hashable:
-    """Return the shapes of nested sequences of arrays and of nothing."""
-    if isinstance(arrays, mx.array):
-        return arrays.shape
-    return tuple(map(_shapes, arrays)) if isinstance(arrays, Sequence) else None
+    """Return the shapes of nested tuples of arrays and of nothing, and how they are nested.
+
+    Without recursion: this is part of every step.
+    """
+    found: list[object] = []
+    left = [arrays]
+    while left:
+        one = left.pop()
+        if isinstance(one, mx.array):
+            found.append(one.shape)
+        elif isinstance(one, (tuple, list)):
+            found.append(len(one))
+            left += one
+        else:
+            found.append(None)
+    return tuple(found)
 
 
 def _compile(build: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -59,6 +59,7 @@ class TreeCache:
     recurrent: those that keep a recurrent state
     forgetful: those whose state is not that of a prefix: recurrent ones, and those that keep a
                sliding window
+    kinds:     one layer of each size, which is full where the others are
     excess:    upper bound of the number of slots after the committed text that were written
     has_checkpoints: whether `shared` takes states of an earlier position
     """
@@ -80,6 +81,7 @@ class TreeCache:
         self.forgetful = [x for x in self.layers if isinstance(x, (StateCache, WindowCache))]
         kept = {} if whole else {size: ring_size(size) for size in self.windows.values()}
         self.rings = dict(sorted(kept.items()))
+        self.kinds = list({layer.ring: layer for layer in self.attention}.values())
         self.plan: LayerPlan | None = None
         self.pending: Pending | None = None
         self.excess = 0
@@ -115,8 +117,13 @@ class TreeCache:
             layer.plan, layer.offset = plan, offset
         for state in self.recurrent:
             state.begin(plan)
-        for attention in self.attention:
-            attention.grow(plan.capacity)
+        capacity = plan.capacity
+        for kind in self.kinds:  # without a call for each: this is part of every step
+            held, most = kind.buffers[0], capacity if kind.ring is None else kind.ring
+            if isinstance(held, mx.array) and held.shape[2] < min(capacity, most):
+                for attention in self.attention:
+                    attention.grow(capacity)
+                break
 
     def plan_prompt(self, start: int, count: int, length: int = 0) -> None:
         """Plan a call that appends `count` prompt tokens at slot `start`.

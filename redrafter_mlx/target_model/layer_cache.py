@@ -91,15 +91,17 @@ class LayerCache:
         plan = self.plan
         assert plan is not None
         old_keys, old_values, tree_keys, tree_values = cast("Buffers", self.buffers)
-        here = plan if isinstance(plan, PromptSpan) else plan.of_window(self.window)
+        window = self.window
+        here = plan if isinstance(plan, PromptSpan) or window is None else plan.of_window(window)
+        here = here.whole if isinstance(here, TreePlan) else here
         if old_keys is None or old_values is None:
-            old_keys, old_values = (self._blank(here.capacity, a) for a in (keys, values))
+            old_keys, old_values = self._blank(here.capacity, keys, values)
         if isinstance(here, PromptSpan):
             # Not `old_keys[...] = keys`: that would change the array that a snapshot holds.
             all_keys = mx.slice_update(old_keys, keys, here.at, axes=(2,))
             all_values = mx.slice_update(old_values, values, here.at, axes=(2,))
             self.buffers = all_keys, all_values, tree_keys, tree_values
-            read = slice(here.first(self.window), here.extent)
+            read = slice(0 if window is None else here.first(window), here.extent)
             return all_keys[:, :, read], all_values[:, :, read]
         assert isinstance(plan, TreePlan)
         if here.moves is not None:
@@ -121,10 +123,13 @@ class LayerCache:
         self.buffers = all_keys, all_values, *kept
         return all_keys[:, :, : here.extent], all_values[:, :, : here.extent]
 
-    def _blank(self, capacity: int, like: mx.array) -> mx.array:
-        """Return an empty buffer for rows like these [B, K, n, head size]."""
-        B, K, _, size = like.shape
-        return mx.zeros((B, K, capacity, size), like.dtype)
+    def _blank(self, capacity: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Return empty buffers for rows like these [B, K, n, head size]."""
+        B, K = keys.shape[:2]
+        return (
+            mx.zeros((B, K, capacity, keys.shape[3]), keys.dtype),
+            mx.zeros((B, values.shape[1], capacity, values.shape[3]), values.dtype),
+        )
 
     def grow(self, capacity: int) -> None:
         """Grow the buffers to at least so many slots."""
@@ -149,7 +154,7 @@ class LayerCache:
 
     @property
     def tree_keys(self) -> mx.array | None:
-        return self._tree[0]
+        return cast("Buffers", self.buffers)[2]
 
     @property
     def _tree(self) -> tuple[mx.array | None, mx.array | None]:

@@ -135,9 +135,9 @@ class TreePlan(NamedTuple):
         of_nodes = None if nodes is None else nodes.arrays
         of_path = None if accepted is None else accepted.arrays
         slots = [self.whole, *self.rings.values()]
-        arrays = (self.offset, tuple(each.arrays for each in slots), of_nodes, of_path)
+        of_slots, sizes = zip(*[(each.arrays, each.sizes) for each in slots], strict=True)
         form = (0, False) if nodes is None else (nodes.max_depth, nodes.is_chain)
-        sizes = tuple(each.sizes for each in slots)
+        arrays = (self.offset, of_slots, of_nodes, of_path)
         return arrays, (sizes, tuple(self.rings), self.keep, *form)
 
     @classmethod
@@ -251,7 +251,9 @@ def tree_plan(
     if recurrent and N > 1:
         nodes = TreeNodes(tree.mask, tree.depths, tree.max_depth, tree.is_chain)
     whole = _slot_plan(mask, length, moves)
-    rings = {size: whole.in_ring(size, tree, length, bound) for size in windows}
+    rings = {}
+    for size in windows:
+        rings[size] = whole.in_ring(size, tree, length, bound)
     keep = not in_place(tree, bool(windows))
     return TreePlan(offset, whole, keep, nodes, accepted, rings)
 

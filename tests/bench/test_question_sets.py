@@ -114,7 +114,7 @@ def test_a_file_has_precedence_over_a_set_of_its_name_and_several_add_up(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mt-bench").write_text(LINE)
     (tmp_path / "mine.txt").write_text("Why?\n")
-    options = BenchOptions(questions=("mt-bench", "mine.txt", "mt-bench"))
+    options = BenchOptions(questions=("mt-bench", "mine.txt"))
     assert [question.text for question in options.chosen] == ["Compose", "Why?"]
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
 from redrafter_mlx.cli import main, options, serve, train_screen
@@ -28,8 +31,8 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
         models.append(job.model)
         raise FoundError
 
-    def run(_: object, loading: options.ModelOptions) -> None:
-        load(loading)
+    def run(_: object, loading: options.ModelOptions, names: Sequence[str]) -> None:
+        load(replace(loading, model=names[0]))
 
     monkeypatch.setattr(options, "load_model", load)
     monkeypatch.setattr(serve, "run", run)

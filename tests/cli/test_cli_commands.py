@@ -433,8 +433,9 @@ def test_show_says_that_a_model_on_disk_cannot_be_a_target(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gpt2 = {
-        "model_type": "gpt2", "vocab_size": 64, "n_ctx": 64, "n_embd": 32, "n_head": 4,
-        "n_layer": 2, "n_positions": 64, "layer_norm_epsilon": 1e-5, "num_hidden_layers": 2,
+        "model_type": "gpt2", "vocab_size": 64, "n_ctx": 64, "n_embd": 16, "n_head": 2,
+        "n_layer": 32, "n_positions": 64, "layer_norm_epsilon": 1e-5, "num_hidden_layers": 32,
+        "hidden_size": 16,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(gpt2))
     (tmp_path / "tokenizer.json").write_text("{}")

@@ -96,7 +96,7 @@ def test_help_names_the_default_model() -> None:
 
 
 def test_every_option_of_an_answer_is_on_the_command_line_but_those_named_here() -> None:
-    library = {"logit_bias", "logprobs", "cache_prompt", "repetition_context"}
+    library = {"logit_bias", "logprobs", "cache_prompt", "repetition_context", "learn"}
     assert {*GENERATION} == {f.name for f in fields(GenerationOptions)} - library
 
 
@@ -136,7 +136,7 @@ def test_a_size_in_other_units_is_converted_to_the_options_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     served: list[int] = []
-    monkeypatch.setattr(serve, "run", lambda serving, _: served.append(serving.max_body))
+    monkeypatch.setattr(serve, "run", lambda serving, *_: served.append(serving.max_body))
     for typed in ("64", "64MB", "0.064 GB", "64_000k"):
         main.run(["serve", "--max-body", typed])
     assert served == [64] * 4

@@ -309,10 +309,13 @@ def test_another_form_is_named_and_the_trained_ones_listed(
     keep_chains(loaded)
     drafter = tmp_path / "drafter"
     drafter.mkdir()
-    (drafter / "config.json").write_text('{"markov_rank": 4}')
-    mx.save_safetensors(str(drafter / "model.safetensors"), {"markov_head.w": mx.zeros((2, 2))})
+    (drafter / "config.json").write_text('{"dflash_config": {}}')
+    mx.save_safetensors(
+        str(drafter / "model.safetensors"),
+        {"fc.weight": mx.zeros((2, 2)), "hidden_norm.weight": mx.zeros(2)},
+    )
     monkeypatch.setattr("redrafter_mlx.distill.learn.run.drafter_in_use", lambda _: drafter)
-    with pytest.raises(BadInputError, match=r"DSpark drafter.*trained are.*EAGLE-3"):
+    with pytest.raises(BadInputError, match=r"DFlash drafter.*trained are.*EAGLE-3"):
         learn(loaded, STEPS)
 
 

@@ -827,7 +827,7 @@ def test_a_prompt_is_kept_together_with_its_length(model: nn.Module) -> None:
     """So that a later turn, whose prompt has another form of the answer, replaces it."""
     redrafter = make(model, None)
     redrafter.generate(LONG[:50], max_tokens=20)
-    (entry,) = redrafter.core.scheduler.prefixes.cache._entries
+    (entry,) = redrafter.core.scheduler.prefixes.cache.entries
     assert (entry.prompt, len(entry.tokens)) == (50, 69)
     redrafter.close()
 

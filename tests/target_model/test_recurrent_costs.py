@@ -11,6 +11,7 @@ import mlx.core as mx
 import pytest
 from decoding import PROMPT, read
 from hybrids import HYBRIDS, hybrid_model
+from mlx_lm.models import bailing_hybrid
 from mlx_lm.models.cache import make_prompt_cache
 from primitives import launched, touching
 
@@ -19,6 +20,7 @@ from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.target_model.recurrent.fixed_decay import FixedDecay
 from redrafter_mlx.target_model.recurrent.gated_delta import GatedDelta
 from redrafter_mlx.target_model.recurrent.interface import (
     AcceptedPath,
@@ -26,7 +28,6 @@ from redrafter_mlx.target_model.recurrent.interface import (
     Tape,
     TreeNodes,
 )
-from redrafter_mlx.target_model.recurrent.mixers import RECURRENCES
 from redrafter_mlx.target_model.recurrent.state_space import StateSpace
 
 
@@ -80,7 +81,7 @@ GIVEN: dict[str, tuple[Recurrence, Callable[[int], list[object]]]] = {
     "state space": (StateSpace(), lambda n: [
         *of_nodes(n, (_H, _V)), mx.ones(_H), *of_nodes(n, (1, _K), (1, _K)), mx.ones(_H),
         *of_nodes(n, (_H,)), mx.ones(_H)]),
-    "fixed decay": (RECURRENCES[-1][1], lambda n: [
+    "fixed decay": (FixedDecay(bailing_hybrid.recurrent_gla), lambda n: [
         *(mx.ones((1, _H, n, size)) for size in (_V, _V, _K)), -mx.ones(_H), 1.0]),
 }  # fmt: skip
 """For each recurrence, what its function is given of n nodes, before the state."""
