@@ -189,8 +189,9 @@ def test_another_architecture_is_trained_for_by_the_same_command(
     assert load(qwen, output).drafting == "drafter"
 
 
+@pytest.mark.parametrize("anew", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_a_models_own_head_is_trained_further_from_its_files_or_anew(
-    prompts: Path, tmp_path: Path
+    anew: bool, prompts: Path, tmp_path: Path
 ) -> None:
     """And is exported as a folder of its own, with which the model decodes."""
     network = target_model("qwen3_5")
@@ -201,15 +202,14 @@ def test_a_models_own_head_is_trained_further_from_its_files_or_anew(
         file.unlink()
     mx.save_safetensors(str(qwen / "model.safetensors"), weights | head, {"format": "mlx"})
     form = {"form": "mtp", **dict.fromkeys(("draft_vocab", "layers", "context_layers"))}
-    for more in ([], ["--start-from", str(qwen)]):
-        output = tmp_path / f"drafter{len(more)}"
-        given = arguments(qwen, prompts, output, {"drafter": form})
-        assert main.run([*given, *more]) == 0
-        assert losses(output)[-1] < losses(output)[0]
-        drafted = load(qwen, output)
-        assert drafted.drafting == "MTP"
-        answer = drafted.generate([5, 6, 7], max_tokens=24, draft=True)
-        assert answer.token_ids == load(qwen, None).generate([5, 6, 7], max_tokens=24).token_ids
+    output = tmp_path / "drafter"
+    given = arguments(qwen, prompts, output, {"drafter": form})
+    assert main.run([*given, *([] if anew else ["--start-from", str(qwen)])]) == 0
+    assert losses(output)[-1] < losses(output)[0]
+    drafted = load(qwen, output)
+    assert drafted.drafting == "MTP"
+    answer = drafted.generate([5, 6, 7], max_tokens=24, draft=True)
+    assert answer.token_ids == load(qwen, None).generate([5, 6, 7], max_tokens=24).token_ids
 
 
 def test_a_corpus_cut_short_by_the_disk_is_reported() -> None:
@@ -734,11 +734,13 @@ def test_every_key_of_the_options_file_is_documented() -> None:
 @pytest.mark.parametrize(
     ("form", "drafter", "title", "parameters", "drafts"),
     [
-        ("medusa", {}, "A set of Medusa heads", 2 * (32 * 32 + 32 + 100 * 32), 2),
-        ("mlp", {"draft_vocab": None}, "An MLP speculator", 2 * (258 * 32 + 32 * 32 + 32), 2),
+        pytest.param("medusa", {}, "A set of Medusa heads", 2 * (32 * 32 + 32 + 100 * 32), 2,
+                     marks=pytest.mark.exhaustive),
+        pytest.param("mlp", {"draft_vocab": None}, "An MLP speculator",
+                     2 * (258 * 32 + 32 * 32 + 32), 2, marks=pytest.mark.exhaustive),
         ("eagle", {}, "A decoder layer", 32 * (64 + 3 * 64 + 32 + 3 * 85 + 6 + 100), 5),
     ],
-)
+)  # fmt: skip
 def test_another_form_is_trained_used_and_compared_by_the_same_commands(
     model: Path,
     prompts: Path,

@@ -147,7 +147,9 @@ def test_a_change_of_shape_reads_nothing_more() -> None:
     assert counts == {"tolist": len(results), "eval": len(lone)}
 
 
-@pytest.mark.parametrize("accept", ["sample", "rejection"])
+@pytest.mark.parametrize(
+    "accept", ["sample", pytest.param("rejection", marks=pytest.mark.exhaustive)]
+)
 def test_the_targets_joint_distribution_is_kept(
     accept: AcceptMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:

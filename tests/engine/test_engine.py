@@ -1057,7 +1057,7 @@ def test_what_a_grammar_must_not_return_ends_its_own_answer_alone(
     [
         lambda r: r.generate(PROMPTS[1], max_tokens=2),
         lambda r: r.warm_up(),
-        lambda r: r.tuning.measure(),
+        pytest.param(lambda r: r.tuning.measure(), marks=pytest.mark.exhaustive),
         lambda r: verify(r, [PROMPTS[1]], max_tokens=2),
     ],
     ids=["generate", "warm_up", "measure", "verify"],

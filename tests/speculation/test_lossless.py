@@ -101,6 +101,7 @@ def test_sampling_keeps_the_joint_distribution_where_drafts_know_the_noise(
     assert accepted == 2 if seed == 0 else accepted < 1.5
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("pack", [pack_final, pack_separately])
 def test_sampling_keeps_the_joint_distribution_with_other_packings(pack: Pack) -> None:
     assert fits(BeamShape(3, 3), SamplingParams(1.0), pack=pack)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 import mlx.nn as nn
+import pytest
 from tiny import random_model
 
 _GATED_DELTA: dict[str, object] = {
@@ -96,6 +97,19 @@ HYBRIDS: dict[str, dict[str, object]] = {
     "baichuan_m1": {"sliding_window": 16, "sliding_window_layers": [0], "conv_window": 2,
                     "num_swa_attention_heads": 4, "num_swa_key_value_heads": 2},
 }  # fmt: skip
+
+
+ONE_OF_EACH = (
+    "qwen3_5", "kimi_linear", "falcon_h1", "nemotron_h", "bailing_hybrid", "lfm2", "mamba",
+    "rwkv7", "recurrent_gemma", "baichuan_m1",
+)  # fmt: skip
+"""One architecture for each recurrence, and for each way in which layers hold one."""
+
+BY_RECURRENCE = [
+    name if name in ONE_OF_EACH else pytest.param(name, marks=pytest.mark.exhaustive)
+    for name in HYBRIDS
+]
+"""All of them, for tests that take seconds for each: the others run with the exhaustive ones."""
 
 
 def hybrid_model(name: str, seed: int = 3, **changes: object) -> nn.Module:

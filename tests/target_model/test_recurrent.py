@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from batches import FEW, drafted, follow_a_random_schedule
 from decoding import PROMPT, read, run, up_to
-from hybrids import HYBRIDS, hybrid_model
+from hybrids import BY_RECURRENCE, HYBRIDS, hybrid_model
 from mlx_lm.models.cache import make_prompt_cache
 from tiny import VOCAB, Words, byte_tokenizer, plain_tokens, random_drafter
 from trees import PROMPTS, sequential_logits, tree_for
@@ -79,7 +79,7 @@ def test_tree_logits_equal_sequential_logits_in_a_batch_of_different_rows(name: 
                 assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max(), (b, i)
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("name", BY_RECURRENCE)
 def test_states_after_every_commit_equal_those_of_the_text(name: str) -> None:
     """Wherever the path ends, in rows of different length, by a flush or by the next call."""
     model = hybrid_model(name)
@@ -108,7 +108,7 @@ def test_the_check_at_loading_passes(name: str) -> None:
     assert check_trees(Target(hybrid_model(name))) < 1e-4
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("name", BY_RECURRENCE)
 def test_tokens_equal_autoregression(name: str) -> None:
     model = hybrid_model(name)
     text, target = PROMPT + plain_tokens(model, PROMPT, 60), Target(model)
