@@ -14,13 +14,11 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.distill.corpus.examples import choose_vocabulary
-from redrafter_mlx.distill.corpus.extras import Extras
-from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.drafter_forms import DSparkForm
 from redrafter_mlx.distill.forms.block_sequences import blocks_along
 from redrafter_mlx.distill.forms.eagle import flat, layer_sizes
-from redrafter_mlx.distill.forms.eagle_sequences import PADDED, Sequences
+from redrafter_mlx.distill.forms.eagle_sequences import Sequences
 from redrafter_mlx.distill.forms.form import Recipe, Student, chosen_layers
 from redrafter_mlx.distill.forms.fresh_weights import (
     SPREAD,
@@ -30,7 +28,7 @@ from redrafter_mlx.distill.forms.fresh_weights import (
     logit_rms,
     output_matrix,
 )
-from redrafter_mlx.distill.forms.whole_texts import WholeTextStudent
+from redrafter_mlx.distill.forms.whole_texts import WholeTextRecipe, WholeTextStudent
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafting.drafter_files import DrafterFiles, parameters_of, write_drafter
 from redrafter_mlx.drafting.published.blocks.config import Sight
@@ -55,7 +53,7 @@ _WINDOW = 4096
 """Newest positions that the block attends to, as in files that name no window."""
 
 
-class DSparkRecipe(Recipe):
+class DSparkRecipe(WholeTextRecipe):
     """The recipe for DSpark drafters."""
 
     config: MarkovConfig
@@ -116,14 +114,6 @@ class DSparkRecipe(Recipe):
     @property
     def drafts(self) -> int:
         return self.config.drafts
-
-    def step_bytes(self, options: TrainOptions) -> int:
-        return PADDED * super().step_bytes(options)
-
-    def extras(self, read: Sequence[ReadTexts]) -> Extras:
-        """Read prompts together with their answers, as whole texts."""
-        others = tuple(texts for texts in read if texts.texts is not None)
-        return Extras(self.context_layers, others, whole=True)
 
     def network(self) -> MarkovNetwork:
         return MarkovNetwork(self.config)

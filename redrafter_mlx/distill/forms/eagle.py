@@ -10,12 +10,9 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.distill.corpus.examples import choose_vocabulary
-from redrafter_mlx.distill.corpus.extras import Extras
-from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.drafter_forms import EagleForm
-from redrafter_mlx.distill.forms.eagle_sequences import PADDED
-from redrafter_mlx.distill.forms.form import Recipe, Student, chosen_layers
+from redrafter_mlx.distill.forms.form import Student, chosen_layers
 from redrafter_mlx.distill.forms.fresh_weights import (
     SPREAD,
     context_rms,
@@ -24,7 +21,7 @@ from redrafter_mlx.distill.forms.fresh_weights import (
     logit_rms,
     output_matrix,
 )
-from redrafter_mlx.distill.forms.whole_texts import UnrolledStudent
+from redrafter_mlx.distill.forms.whole_texts import UnrolledStudent, WholeTextRecipe
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafting.drafter_files import DrafterFiles
 from redrafter_mlx.drafting.published.heads.eagle import EAGLE3, EagleDrafter
@@ -47,7 +44,7 @@ _POSITIONS = 2048
 """Maximum number of positions of a drafter whose target names no limit."""
 
 
-class EagleRecipe(Recipe):
+class EagleRecipe(WholeTextRecipe):
     """The recipe for EAGLE-3 drafters."""
 
     config: EagleConfig
@@ -94,14 +91,6 @@ class EagleRecipe(Recipe):
     @property
     def context_layers(self) -> tuple[int, ...]:
         return self.config.layers
-
-    def step_bytes(self, options: TrainOptions) -> int:
-        return PADDED * super().step_bytes(options)
-
-    def extras(self, read: Sequence[ReadTexts]) -> Extras:
-        """Read prompts together with their answers, as whole texts."""
-        others = tuple(texts for texts in read if texts.texts is not None)
-        return Extras(self.context_layers, others, whole=True)
 
     def network(self) -> EagleThreeNetwork:
         return EagleThreeNetwork(self.config)

@@ -15,14 +15,11 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_unflatten
 
-from redrafter_mlx.distill.corpus.extras import Extras
-from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.drafter_forms import MtpForm
-from redrafter_mlx.distill.forms.eagle_sequences import PADDED
-from redrafter_mlx.distill.forms.form import Recipe, Student
+from redrafter_mlx.distill.forms.form import Student
 from redrafter_mlx.distill.forms.fresh_weights import SPREAD, context_rms, draw_matrices, logit_rms
-from redrafter_mlx.distill.forms.whole_texts import UnrolledStudent
+from redrafter_mlx.distill.forms.whole_texts import UnrolledStudent, WholeTextRecipe
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafting.drafter_files import (
     DrafterFiles,
@@ -41,7 +38,7 @@ _CHOICES = "e_score_correction_bias"
 
 
 @dataclass(frozen=True)
-class MtpRecipe(Recipe):
+class MtpRecipe(WholeTextRecipe):
     """The recipe for MTP heads, whose layer is of the kind of the target's `made_for`."""
 
     config: MtpConfig
@@ -81,14 +78,6 @@ class MtpRecipe(Recipe):
     @property
     def output_size(self) -> int:
         return self.made_for.vocab_size
-
-    def step_bytes(self, options: TrainOptions) -> int:
-        return PADDED * super().step_bytes(options)
-
-    def extras(self, read: Sequence[ReadTexts]) -> Extras:
-        """Read prompts together with their answers, as whole texts."""
-        others = tuple(texts for texts in read if texts.texts is not None)
-        return Extras((), others, whole=True)
 
     def network(self) -> MtpNetwork:
         network = MtpNetwork(self.config, self.made_for)

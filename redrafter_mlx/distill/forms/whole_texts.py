@@ -11,17 +11,33 @@ import mlx.core as mx
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.examples import Examples
+from redrafter_mlx.distill.corpus.extras import Extras
+from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_quality
 from redrafter_mlx.distill.forms.eagle_sequences import (
+    PADDED,
     Sequences,
     group_lengths,
     grouped,
     pad_together,
     unrolled_logits,
 )
-from redrafter_mlx.distill.forms.form import BatchLoss, Student
+from redrafter_mlx.distill.forms.form import BatchLoss, Recipe, Student
+from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
+
+
+class WholeTextRecipe(Recipe):
+    """The recipe of a drafter that is trained on prompts together with their answers."""
+
+    def step_bytes(self, options: TrainOptions) -> int:
+        return PADDED * super().step_bytes(options)
+
+    def extras(self, read: Sequence[ReadTexts]) -> Extras:
+        """Read prompts together with their answers, as whole texts."""
+        others = tuple(texts for texts in read if texts.texts is not None)
+        return Extras(self.context_layers, others, whole=True)
 
 
 class WholeTextStudent(Student):
