@@ -128,7 +128,10 @@ def test_a_shape_that_the_options_do_not_name_is_reported_however_drafts_are_acc
     model: nn.Module, accept: AcceptMethod, seed: int | None
 ) -> None:
     redrafter = Redrafter(model, byte_tokenizer(), random_drafter(seed=1, vocab_size=258))
-    options = GenerationOptions(max_tokens=20, temperature=1.0, accept=accept, seed=seed)
+    bias = ((256, -1e9),)  # an answer that ends with its first token takes no step
+    options = GenerationOptions(
+        max_tokens=20, temperature=1.0, accept=accept, seed=seed, logit_bias=bias
+    )
     *_, last = redrafter.stream([1, 2, 3] * 4, options=options)
     assert last.usual_shape is not None
     *_, last = redrafter.stream([1, 2, 3] * 4, options=options, beam_width=2, beam_length=3)

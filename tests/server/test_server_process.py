@@ -106,7 +106,7 @@ def test_models_of_other_apps_are_loaded_when_a_request_names_them(tmp_path: Pat
         ([], ["smollm2-135m"]),
         (["a"], ["a"]),
         (["--model", "a"], ["a"]),
-        (["a", "b", "-m", "c"], ["a", "b", "c"]),
+        (["a", "b", "c"], ["a", "b", "c"]),
     ],
 )
 def test_several_models_may_be_named(
@@ -118,10 +118,11 @@ def test_several_models_may_be_named(
     assert served == names
 
 
-def test_a_model_that_is_named_twice_is_an_error_in_one_line(
-    capfd: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("arguments", [["a", "b", "a"], ["a", "b", "--model", "c"]])
+def test_models_that_are_named_twice_or_in_two_ways_are_an_error_in_one_line(
+    capfd: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
-    assert run(["serve", "a", "b", "a"]) == 1
+    assert run(["serve", *arguments]) == 1
     assert re.fullmatch(r"error: .*'a'.*\n", capfd.readouterr().err)
 
 
