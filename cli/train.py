@@ -72,8 +72,8 @@ class TrainOptions:
     draft_length: Annotated[int | None, Flag(
         "Tokens that it is trained to draft in a row. [default: 5]", "T", _DRAFTER)] = None
     hours: Annotated[float | None, Flag(
-        "Plan the size of the corpus, the passes over it and the evaluations so that all of it "
-        "takes so long.", "H", _TRAINING)] = None
+        "End after this time: texts are written for two fifths of it, and trained on in the rest.",
+        "H", _TRAINING)] = None
     epochs: Annotated[float | None, Flag(
         "Passes over the corpus. [default: 4]", "X", _TRAINING)] = None
     start_from: Annotated[str | None, Flag(
@@ -92,7 +92,7 @@ class TrainOptions:
     # fmt: on
 
     def check_hours(self) -> None:
-        """Raise BadInputError if --hours is out of range, or given with an option that it plans."""
+        """Raise BadInputError if --hours is out of range, or beside an option that it replaces."""
         if self.hours is None:
             return
         if not 0 < self.hours <= _MOST_HOURS:
@@ -102,7 +102,7 @@ class TrainOptions:
         for name in ("answer_tokens", "epochs", "recipe"):
             if getattr(self, name) is not None:
                 raise BadInputError(
-                    f"--hours plans the run by itself; leave out {option_name(name)}"
+                    f"--hours bounds the run by itself; leave out {option_name(name)}"
                 )
 
     def given(self) -> dict[str, object]:

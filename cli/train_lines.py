@@ -8,10 +8,9 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from redrafter_mlx.cli.progress import duration
 from redrafter_mlx.distill.corpus.folder import CorpusSize, describe_left_out
 from redrafter_mlx.distill.evaluation.speed import MeasuredRow, verdict
-from redrafter_mlx.distill.hours import Schedule
+from redrafter_mlx.distill.hours import MAX_EPOCHS, Deadline
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.run import TrainingRun
 from redrafter_mlx.distill.training.trainer import Evaluation
@@ -20,14 +19,11 @@ from redrafter_mlx.runtime.paths import free_disk, human_size
 from redrafter_mlx.runtime.words import count
 
 
-def print_plan(console: Console, run: TrainingRun, schedule: Schedule) -> None:
-    """Print what a run for a time does, and when it ends."""
-    job, seconds = run.job, schedule.to_go()
+def print_deadline(console: Console, deadline: Deadline) -> None:
+    """Print when a run for a time ends."""
     console.print(
-        f"plan for {schedule.plan.hours if schedule.plan else 0:g} h: {job.answer_tokens:,} answer "
-        f"tokens, {job.training.epochs:g} passes, {job.training.evaluations} evaluations, "
-        f"{count(job.timed_questions, 'timed question')}; {ends_at(seconds)}, in "
-        f"{duration(seconds)}"
+        f"{ends_at(deadline.left)} ({deadline.seconds / 3600:g} h), or after {MAX_EPOCHS:g} passes "
+        f"over its corpus"
     )
 
 
@@ -39,7 +35,7 @@ def ends_at(seconds: float) -> str:
 def print_corpus(corpus: CorpusSize, run: TrainingRun, console: Console, *, planned: bool) -> None:
     """Print what the written corpus holds and what was left out.
 
-    planned: whether --hours planned its size, so that it need not have the size asked for
+    planned: whether time bounded its size, so that it need not have the size asked for
     """
     left = describe_left_out(corpus.left_out) or "nothing"
     console.print(
@@ -108,7 +104,7 @@ def print_verdict(run: TrainingRun, rows: list[MeasuredRow]) -> None:
 def print_sizes(run: TrainingRun, *, planned: bool) -> None:
     """Print what a dry run knows, by arithmetic, and what it cannot know.
 
-    planned: whether --hours will plan the sizes by a trial
+    planned: whether --hours bounds the run instead
     """
     console = Console(highlight=False, soft_wrap=True, markup=False)
     known, free = run.sizes(), free_disk(run.folder)
@@ -131,8 +127,8 @@ def print_sizes(run: TrainingRun, *, planned: bool) -> None:
         ("memory", human_size(known.memory_bytes)),
         (preparing, f"by {known.workers} process{'es' if known.workers > 1 else ''}"),
         ("training", f"{steps:,} steps"),
-        ("time", "not measured: a dry run does not call the model; --hours H plans it"),
+        ("time", "not measured: a dry run does not call the model; --hours H bounds it"),
     ):
         console.print(f"{what:<20} {amount}")
     if planned:
-        console.print("with --hours, a trial at the start of the run plans answers and steps anew")
+        console.print("with --hours, time decides how many answers are written and steps trained")

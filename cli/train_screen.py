@@ -32,13 +32,13 @@ from redrafter_mlx.cli.terminal import INTERRUPTED, StopKey, one_line
 from redrafter_mlx.cli.train_lines import (
     ends_at,
     print_corpus,
-    print_plan,
+    print_deadline,
     print_quality,
     print_sizes,
     print_verdict,
 )
 from redrafter_mlx.distill.corpus.folder import CorpusSize, describe_left_out
-from redrafter_mlx.distill.hours import Schedule
+from redrafter_mlx.distill.hours import Deadline
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.run import TrainingRun
 from redrafter_mlx.distill.training.trainer import Step
@@ -54,14 +54,14 @@ Update = Callable[..., None]
 def run_training(job: TrainingJob, *, dry_run: bool, hours: float | None) -> None:
     """Run all stages of a job; Ctrl-C leaves it ready to resume.
 
-    hours: time for which the corpus, the passes over it and the evaluations are planned
+    hours: the time that all of it may take, instead of the sizes that the job has
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    schedule = None if hours is None else Schedule(job.output, hours)
-    if schedule is not None and schedule.plan is not None:
-        job = schedule.plan.of(job)
-    loading = f"looking at {job.model}" if dry_run else f"loading {job.model}"
     ranks = join_ranks()
+    deadline = None if hours is None else Deadline(job.output, hours)
+    if deadline is not None and not dry_run:
+        job = deadline.of(job, fixed=ranks is not None)  # the other ranks have their own
+    loading = f"looking at {job.model}" if dry_run else f"loading {job.model}"
     with progress_bars(loading) as progress, _lines(console, Stage(loading)):
         run = TrainingRun(job, progress, ranks=ranks, dry=dry_run)
     if ranks is not None and not ranks.leads:
@@ -71,35 +71,29 @@ def run_training(job: TrainingJob, *, dry_run: bool, hours: float | None) -> Non
     for line in run.notes:
         console.print(line)
     if dry_run:
-        print_sizes(run, planned=hours is not None and (schedule is None or schedule.plan is None))
+        print_sizes(run, planned=hours is not None)
         return
-    if schedule is not None:
-        with stage(console, "planning from a little of both stages"):
-            run.begin(schedule)
-        print_plan(console, run, schedule)
+    if deadline is not None:
+        print_deadline(console, deadline)
     with _alone_in(run.job.output), _using(run.folder):
-        _train(run, console, schedule)
+        _train(run, console, deadline)
 
 
-def _train(run: TrainingRun, console: Console, schedule: Schedule | None) -> None:
+def _train(run: TrainingRun, console: Console, deadline: Deadline | None) -> None:
     """Run all stages from the corpus on."""
     # A finished run, whose time is over as this one begins, is timed with all questions again.
-    over = schedule.is_over if schedule is not None and not schedule.is_over() else lambda: False
-    with _timed(schedule):
+    over = deadline.is_over if deadline is not None and not deadline.is_over() else lambda: False
+    with _timed(deadline):
         try:
-            corpus = _write(run, console, schedule)
+            corpus = _write(run, console, deadline)
         except KeyboardInterrupt:
             _say_goodbye(console, "the corpus so far is kept")
-    print_corpus(corpus, run, console, planned=schedule is not None)
-    with _timed(schedule):
-        if schedule is not None:
-            before = schedule.plan
-            with stage(console, "trying a little of training"):
-                run.finalize(schedule)
-            schedule.save()
-            if schedule.plan != before:
-                print_plan(console, run, schedule)
-        if not fit(run, console, schedule):
+    print_corpus(corpus, run, console, planned=deadline is not None)
+    with _timed(deadline):
+        if deadline is not None:
+            deadline.begin_training(corpus.answer_tokens)
+            run.ask_for_what_is_written()
+        if not fit(run, console, deadline):
             _say_goodbye(console, "the training so far is saved")
         prompts = run.measured_prompts()
         with stage(console, "timing beside plain decoding", "questions", len(prompts)) as update:
@@ -141,9 +135,9 @@ def _say_goodbye(console: Console, kept: str) -> None:
 
 
 @contextmanager
-def _timed(schedule: Schedule | None) -> Iterator[None]:
-    """Save the plan and the time spent before a stage, and after it, however it ends."""
-    save = (lambda: None) if schedule is None else schedule.save
+def _timed(deadline: Deadline | None) -> Iterator[None]:
+    """Save the time spent before a stage, and after it, however it ends."""
+    save = (lambda: None) if deadline is None else deadline.save
     save()
     try:
         yield
@@ -151,8 +145,8 @@ def _timed(schedule: Schedule | None) -> Iterator[None]:
         save()
 
 
-def _write(run: TrainingRun, console: Console, schedule: Schedule | None) -> CorpusSize:
-    wanted, began = run.job.answer_tokens, time.monotonic()
+def _write(run: TrainingRun, console: Console, deadline: Deadline | None) -> CorpusSize:
+    wanted, began = None if deadline else run.job.answer_tokens, time.monotonic()
     before: int | None = None
 
     def show(now: CorpusSize) -> None:
@@ -167,20 +161,18 @@ def _write(run: TrainingRun, console: Console, schedule: Schedule | None) -> Cor
         left_out = sum((block.left_out for block in now.started), Counter(now.left_out))
         if left_out:
             notes.append(f"left out: {describe_left_out(left_out)}")
-        if schedule is not None:
-            schedule.save_now_and_then()
-            notes.append(ends_at(schedule.to_go()))
-        update(min(written, wanted), note=", ".join(notes))
+        if deadline is not None:
+            deadline.save_now_and_then()
+            notes.append(ends_at(deadline.left))
+        update(written if wanted is None else min(written, wanted), note=", ".join(notes))
 
     with stage(console, "writing the corpus", "tokens", wanted) as update:
-        return run.write(show, schedule.writing_is_over if schedule else lambda: False)
+        return run.write(show, deadline.writing_is_over if deadline else lambda: False)
 
 
-def fit(run: TrainingRun, console: Console, schedule: Schedule | None = None) -> bool:
+def fit(run: TrainingRun, console: Console, deadline: Deadline | None = None) -> bool:
     """Train; return whether training was completed, False if Ctrl-C stopped it."""
     last: Step | None = None
-    if schedule is not None:
-        schedule.trained()
     key = StopKey(answering=True, notice="stopping after this step and saving")
 
     def stop() -> bool:
@@ -188,15 +180,14 @@ def fit(run: TrainingRun, console: Console, schedule: Schedule | None = None) ->
         return key.pressed
 
     with key, stage(console, "training", "steps") as update:
-        for event in run.fit(stop):
-            if schedule is not None:
-                schedule.trained(event)
-                schedule.save_now_and_then()
+        for event in run.fit(stop, (lambda: 0.0) if deadline is None else deadline.trained):
+            if deadline is not None:
+                deadline.save_now_and_then()
             if isinstance(event, Step):
                 last = event
                 note = f"loss {event.loss:.3f}, {event.positions_per_second:.0f} positions/s"
-                if schedule is not None:
-                    note += f", {ends_at(schedule.to_go(event.step, event.steps))}"
+                if deadline is not None:
+                    note += f", {ends_at(deadline.left)}"
                 update(event.step, event.steps, note)
             else:
                 print_quality(console, event)

@@ -80,7 +80,7 @@ def command(
         tuning, expected = measure(loaded, again, progress, raw)
     for note in machine.notes():
         Terminal.standard().note(note)
-    from redrafter_mlx.cli.tune_advice import describe_advice, training_estimate, ways_to_draft
+    from redrafter_mlx.cli.tune_advice import describe_advice, ways_to_draft
 
     costs = tuning.costs
     ways = ways_to_draft(loaded, costs, _CONTEXT, loading.given, raw=raw)
@@ -110,7 +110,7 @@ def command(
             "",
             describe_choice(expected),
             "",
-            describe_advice(ways, training_estimate(loaded, costs)),
+            describe_advice(ways),
             f"kept in {kept}" if kept else f"not kept: {tuning.file} {why}",
         ]
         print("\n".join(lines), flush=True)

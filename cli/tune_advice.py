@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
 
 from redrafter_mlx.cli.expected_speed import LOOKUP, NOTHING, TRAINED, expected_speed, published
-from redrafter_mlx.cli.progress import duration
-from redrafter_mlx.cli.terminal import one_line
-from redrafter_mlx.distill.estimate import Estimate
-from redrafter_mlx.distill.job import TrainingJob
-from redrafter_mlx.distill.run import TrainingRun
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.errors import RedrafterError, device_failure
-from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.target_model.fingerprint import nbytes_of
 from redrafter_mlx.tuning.cost import LENGTHS, CostModel
 from redrafter_mlx.weights.fit.model_size import bits_of_drafter, quantised_bits
 from redrafter_mlx.weights.fit.needs import stored_model
 from redrafter_mlx.weights.known_drafters import known_drafters
-
-_PATIENCE = 30.0
-"""Maximum seconds for a trial of training, estimated from the measured calls."""
 
 
 @dataclass(frozen=True)
@@ -72,27 +61,8 @@ def ways_to_draft(
     return found
 
 
-def training_estimate(loaded: Redrafter, costs: CostModel) -> Estimate | str:
-    """Return an estimate of training for this model, from a trial, or why it is not tried here."""
-    job = TrainingJob(model=_name(loaded), output=Path(f"{_name(loaded).rsplit('/')[-1]}-drafter"))
-    if loaded.source is None:
-        return "the model was not loaded by its name"
-    command = f"redrafter-mlx train {shlex.quote(job.model)} --dry-run"
-    if loaded.mirror is not None:
-        return f"each rank writes with a whole model; for its sizes see: {command}"
-    rows, seconds = costs.short[-1]
-    if seconds / rows * 6 * (64 + 10) > _PATIENCE:  # a few prompts, and some tokens of each
-        return f"a trial takes long here; for its sizes see: {command}"
-    try:
-        target = LoadedTarget.of(loaded.model, loaded.tokenizer, loaded.source)
-        return TrainingRun(job, loaded=target).estimate(_PATIENCE)
-    except (RedrafterError, RuntimeError, MemoryError, OSError) as error:
-        # It is tried beside the model, which may not fit; what `tune` has measured is still shown.
-        return device_failure(error) or one_line(str(error))
-
-
-def describe_advice(ways: list[Advice], training: Estimate | str) -> str:
-    """Format the table of ways, and how long training takes."""
+def describe_advice(ways: list[Advice]) -> str:
+    """Format the table of ways."""
     lines = [
         "expected speedups, from the times above and the usual acceptance of each kind of drafter",
         f"{'':<20} {'tokens/step':>11} {'tok/s':>8} {'speedup':>8}",
@@ -100,11 +70,6 @@ def describe_advice(ways: list[Advice], training: Estimate | str) -> str:
     for way in ways:
         speed = f"{way.tokens_per_second:>8.1f} {way.speedup:>7.2f}x"
         lines.append(f"{way.way:<20} {way.tokens_per_step:>11.2f} {speed}  {way.command}")
-    if isinstance(training, str):
-        return "\n".join([*lines, f"training: {training}"])
-    seconds = training.writing_seconds + training.training_seconds
-    amount = f"{training.answer_tokens:,} tokens of corpus"
-    lines.append(f"training: {duration(seconds)} for {amount}, or as long as --hours says")
     return "\n".join(lines)
 
 

@@ -37,13 +37,6 @@ def threads_by_rows() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def cores_shared_by(processes: int) -> Iterator[None]:
-    """Context in which this process uses as many cores as each of several busy ones would have."""
-    with THREADS.shared_by(processes):
-        yield
-
-
 def fast_class(kind: type[nn.Module]) -> type[nn.Module]:
     """Return the class of a module's copy, with faster attention and SwiGLU."""
     return with_fast_functions(kind) if backend() == "cpu" else kind

@@ -81,17 +81,6 @@ class Threads:
         finally:
             self.use_all_cores()
 
-    @contextmanager
-    def shared_by(self, processes: int) -> Iterator[None]:
-        """Context in which this process has the cores that each of several busy ones would have."""
-        whole, self.cores = self.cores, max(1, self.cores // processes)
-        self.use_all_cores()
-        try:
-            yield
-        finally:
-            self.cores = whole
-            self.use_all_cores()
-
     def _use(self, threads: int) -> None:
         for setter in self._setters:
             setter(threads)

@@ -1,68 +1,102 @@
-"""Planning a training run for a given time: size of the corpus, passes over it, evaluations.
+"""Training for a given time: the corpus is written for a share of it, and the rest is trained.
 
-The corpus is planned from a short trial, and writing stops when its time is over, however fast it
-was. Then real steps and a real evaluation are timed, and passes fill the remaining time. So a wrong
-trial changes how much is trained on, but hardly when the run ends.
+Nothing is planned from trials: whatever the machine is busy with, the run ends in time. Only how
+much is written and trained depends on its speed.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from redrafter_mlx.config import refuse_unknown_keys
+from redrafter_mlx.config import check_int, check_number, refuse_unknown_keys
 from redrafter_mlx.distill.checked_arrays import digest_of
 from redrafter_mlx.distill.corpus.shards import naming_damage
-from redrafter_mlx.distill.estimate import Estimate
-from redrafter_mlx.distill.hours_plan import (
-    QUESTIONS,
-    BlockSize,
-    Pace,
-    Plan,
-    final_plan,
-    first_plan,
-)
-from redrafter_mlx.distill.training.trainer import Evaluation, Event, Step
+from redrafter_mlx.distill.job import TrainingJob
+from redrafter_mlx.distill.training.checkpoint import CHECKPOINT
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.runtime.json_file import read_object
 
 HOURS = "hours.json"
 
+MAX_EPOCHS = 12.0
+"""Training ends after so many passes, even if there is time for more: they would not help."""
+
+_WRITING = 0.4
+"""Share of the time after which no more corpus is written. Where SmolLM2 trains its own drafter,
+the rest is enough for some four passes."""
+
+_TIMING, _MOST_TIMING = 0.1, 600.0
+"""Share of the time, and seconds at most, for the last evaluation and the timed questions."""
+
+_EVALUATIONS, _MIN_EVALUATIONS, _MAX_EVALUATIONS = 5, 2, 10
+"""Evaluations in an hour of the run, and their limits."""
+
+_ROWS, _MIN_ROWS = 63, 6
+"""Texts per block in a run of an hour, and at least: a short run on a slow machine needs small
+blocks, as only whole ones are kept. The job's own number is the limit."""
+
 _SAVE_SECONDS = 60.0
 """Seconds between saves of the time spent, while a stage runs."""
 
-_TRIAL = 0.05
-"""Maximum share of the time for the trials before the corpus, and again for the one after it."""
+_UNLIMITED = 10**12
 
 
-class Schedule:
-    """The plan of one run, kept in its folder, and its clock over all sessions."""
+@dataclass(frozen=True)
+class _Record:
+    """What is kept of a run for a time.
+
+    spent: seconds so far, over all sessions
+    answer_tokens: of the corpus; None while it is written
+    trained_from: seconds after which training began
+    """
+
+    hours: float
+    spent: float = 0.0
+    answer_tokens: int | None = None
+    trained_from: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raise BadInputError for a value of another type, or out of range."""
+        check_number("hours", self.hours, low=0.0, low_excluded=True)
+        for name in ("spent", "trained_from"):
+            check_number(name, getattr(self, name), low=0.0)
+        if self.answer_tokens is not None:
+            check_int("answer_tokens", self.answer_tokens, 0, None)
+
+
+class Deadline:
+    """The time of one run, kept in its folder, and its clock over all sessions."""
 
     def __init__(
         self, folder: Path, hours: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Raises BadInputError if a run of other hours has begun to train in the folder."""
-        self._path, self._hours, self._clock = folder / HOURS, hours, clock
-        self._began = self._saved = clock()
-        self.plan: Plan | None = None
-        self._events: Counter[type[Event]] = Counter()
-        self._seconds: dict[type[Event], float] = {Step: 0.0, Evaluation: 0.0}
-        self._last: float | None = None
+        """Raises BadInputError if a run of other hours, or of none, has trained in the folder."""
+        self._path, self._clock = folder / HOURS, clock
         found = _read(self._path)
-        if found is None or (found.hours != hours and not found.final):
-            return
-        if found.hours != hours:
+        if found is None and (folder / CHECKPOINT).exists():
+            raise BadInputError(
+                f"{folder} holds a run without --hours; give another --output, or leave out "
+                f"--hours to resume it"
+            )
+        if found is not None and found.hours != hours and found.answer_tokens is not None:
             raise BadInputError(
                 f"{folder} holds a run of {found.hours:g} hours, not {hours:g}; give another "
                 f"--output, or the same hours to resume"
             )
-        self.plan, self._began = found, clock() - found.spent
+        same = found is not None and found.hours == hours
+        self._record = found if found is not None and same else _Record(hours)
+        self._began = clock() - self._record.spent
+        self._saved = clock()
+
+    @property
+    def seconds(self) -> float:
+        """The whole time of the run."""
+        return self._record.hours * 3600
 
     @property
     def spent(self) -> float:
@@ -70,59 +104,63 @@ class Schedule:
         return self._clock() - self._began
 
     @property
-    def trial_seconds(self) -> float:
-        """Maximum seconds for the trials before the corpus, and again for the one after it."""
-        return _TRIAL * self._hours * 3600
+    def left(self) -> float:
+        """Seconds to the end of the run."""
+        return max(0.0, self.seconds - self.spent)
 
-    def begin(self, trial: Estimate, blocks: BlockSize) -> Plan:
-        """Plan a run that has no plan yet; errors as in `first_plan`."""
-        self.plan = first_plan(self._hours, trial, blocks, self.spent)
-        return self.plan
+    @property
+    def training_ends(self) -> float:
+        """Seconds from the start of the run after which no more steps are trained."""
+        return self.seconds - min(_TIMING * self.seconds, _MOST_TIMING)
 
-    def finalize(
-        self,
-        pace: Pace,
-        answer_tokens: int,
-        steps_of_pass: float,
-        most_questions: int = QUESTIONS[1],
-    ) -> Plan:
-        """Plan the remaining time, once the corpus is written, for up to so many questions."""
-        assert self.plan is not None
-        now = replace(self.plan, spent=self.spent)
-        self.plan = final_plan(now, pace, answer_tokens, steps_of_pass, most_questions)
-        return self.plan
+    def of(self, job: TrainingJob, *, fixed: bool = False) -> TrainingJob:
+        """Return the job with sizes that time decides; `fixed` keeps its number of texts a block.
+
+        Given answers always do.
+        """
+        hours, rows = self._record.hours, job.writing.batch
+        if not fixed and job.data is None:
+            least = max(_MIN_ROWS, len(job.writing.openings))
+            rows = min(rows, max(least, round(_ROWS * hours)))
+        evaluations = min(max(round(_EVALUATIONS * hours), _MIN_EVALUATIONS), _MAX_EVALUATIONS)
+        return replace(
+            job,
+            answer_tokens=self._record.answer_tokens or _UNLIMITED,
+            writing=replace(job.writing, batch=rows),
+            training=replace(job.training, epochs=MAX_EPOCHS, evaluations=evaluations),
+        )
 
     def writing_is_over(self) -> bool:
         """Whether the time for the corpus is over."""
-        return self.plan is not None and self.spent > self.plan.writing
+        return self.spent > _WRITING * self.seconds
+
+    def begin_training(self, answer_tokens: int) -> None:
+        """Keep the size of the corpus, once it is written.
+
+        Raises BadInputError, naming hours that are enough, if little time is left to train.
+        """
+        if self._record.answer_tokens is not None:
+            return
+        spent = self.spent
+        if spent > (1 + _WRITING) / 2 * self.training_ends:
+            hours, took = self._record.hours, spent / 3600
+            raise BadInputError(
+                f"--hours is {hours:g}, and the smallest corpus took {took:.2g}; give "
+                f"{took / _WRITING * 1.1:.2g} at least"
+            )
+        self._record = replace(
+            self._record, answer_tokens=answer_tokens, trained_from=round(spent, 1)
+        )
+        self.save()
+
+    def trained(self) -> float:
+        """Return the share of the time for training that has passed, 1 at most."""
+        began = self._record.trained_from
+        return min(1.0, (self.spent - began) / max(self.training_ends - began, 1e-9))
 
     def is_over(self) -> bool:
-        """Whether all the hours have passed."""
-        return self.spent > self._hours * 3600
-
-    def trained(self, event: Event | None = None) -> None:
-        """Time an event of training; None starts the clock of the stage."""
-        now = self._clock()
-        if event is not None and self._last is not None:
-            self._events[type(event)] += 1
-            self._seconds[type(event)] += now - self._last
-        self._last = now
-
-    def _seconds_of(self, kind: type[Event]) -> float | None:
-        """Return the mean seconds of the events of a kind; None before the first one."""
-        return self._seconds[kind] / self._events[kind] if self._events[kind] else None
-
-    def to_go(self, step: int = 0, steps: int = 0) -> float:
-        """Return the expected seconds to the end of the run; `step` of `steps` are trained."""
-        assert self.plan is not None
-        plan = self.plan
-        if not plan.final:
-            return max(0.0, plan.seconds - self.spent)
-        left = 1 - step / steps if steps else 1.0
-        of_step = self._seconds_of(Step)
-        training = left * plan.training if of_step is None else (steps - step) * of_step
-        evaluation = self._seconds_of(Evaluation) or plan.evaluation
-        return training + math.ceil(left * plan.evaluations) * evaluation + plan.timing
+        """Whether all the time has passed."""
+        return self.left == 0.0
 
     def save_now_and_then(self) -> None:
         """Save, if the last time is a minute ago: a run may be killed."""
@@ -130,24 +168,23 @@ class Schedule:
             self.save()
 
     def save(self) -> None:
-        """Write the plan and the time spent."""
+        """Write the time spent."""
         self._saved = self._clock()
-        assert self.plan is not None
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(self._path) as partial:
-            record = asdict(replace(self.plan, spent=round(self.spent, 1)))
+            record = asdict(replace(self._record, spent=round(self.spent, 1)))
             record |= {"sha256": digest_of(record)}
             partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def _read(path: Path) -> Plan | None:
+def _read(path: Path) -> _Record | None:
     if not path.exists():
         return None
     with naming_damage(path, "delete it"):
         record = read_object(path)
         written = record.pop("sha256", None)
-        refuse_unknown_keys(record, list(Plan.__dataclass_fields__), "plan's key")
-        plan = Plan(**record)  # type: ignore[arg-type]
+        refuse_unknown_keys(record, list(_Record.__dataclass_fields__), "run's key")
+        found = _Record(**record)  # type: ignore[arg-type]
         if digest_of(record) != written:
             raise ValueError("it has changed since it was written (SHA-256)")
-        return plan
+        return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -23,11 +22,8 @@ from redrafter_mlx.distill.corpus.prompts.given_texts import corpus_key, read_gi
 from redrafter_mlx.distill.corpus.stored import corpora_folder
 from redrafter_mlx.distill.corpus.workers import write_corpus
 from redrafter_mlx.distill.corpus.written import WrittenCorpus
-from redrafter_mlx.distill.estimate import Estimate, estimate, plain_seconds
-from redrafter_mlx.distill.evaluation.speed import TIMED_TOKENS, MeasuredRow, measure_speed
+from redrafter_mlx.distill.evaluation.speed import MeasuredRow, measure_speed
 from redrafter_mlx.distill.forms.registry import recipe_for
-from redrafter_mlx.distill.hours import Schedule
-from redrafter_mlx.distill.hours_plan import PLANNED_EPOCHS, BlockSize, Pace
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.memory_plan import (
     MemoryPlan,
@@ -75,10 +71,7 @@ _WITHOUT_TEMPLATE = (
 
 
 class TrainingRun:
-    """A job with its target in memory, stage by stage: `write`, `fit`, `measure`, `finish`.
-
-    A run for a time has its sizes planned by `begin`, before the corpus, and `finalize`, after it.
-    """
+    """A job with its target in memory, stage by stage: `write`, `fit`, `measure`, `finish`."""
 
     _written: CorpusSize
     """The corpus, once `write` has ended."""
@@ -125,10 +118,10 @@ class TrainingRun:
         found = read_checkpoint(job.output)
         # The free disk changes while a run is away; what it was bounded by does not.
         self._max_bytes = job.cache_bytes or (found and found.max_bytes)
-        self._change(job)
+        self.job = replace(job, training=job.training.for_size(self.target.hidden_size))
+        self._prepare()
         given = job.start_from
         self.started_from = None if given is None else self.recipe.check_start(given)
-        self._resumed = found is not None
         self._states = self.plan.states
         if found is not None:
             self._states = states_held(found.made_by.get("memory"), self.plan)
@@ -139,14 +132,12 @@ class TrainingRun:
             corpus = {"corpus": self.folder.name, "set of files": ", ".join(files)}
             ranks.agree({**facts_of(source, None), **corpus})
 
-    def _change(self, job: TrainingJob) -> None:
-        """Continue with other sizes and passes; everything that was read for this run stays."""
-        job = replace(job, training=job.training.for_size(self.target.hidden_size))
-        self.job, given, tokenizer = job, self.given, self.loaded.tokenizer
+    def _prepare(self) -> None:
+        """Find the corpus that the job makes, and plan the memory."""
+        job, given, tokenizer = self.job, self.given, self.loaded.tokenizer
         per_block = job.writing.batch
         read = [replace(texts, per_block=per_block) for texts in given.read]
         self.extras = self.recipe.extras(read)
-        self._options = to_toml(job)
         self.plan = self._plan()
         key = corpus_key(self._contents, self.loaded.source.dtype, job, given, tokenizer)
         self.folder = corpora_folder() / key
@@ -197,29 +188,6 @@ class TrainingRun:
         tokenizer, corpus = self.loaded.tokenizer, self.corpus_job
         return sizes(corpus, self.recipe, self.target, tokenizer, self._plan)
 
-    def estimate(self, most_seconds: float = math.inf) -> Estimate:
-        """Estimate the whole run, from trials that take about `most_seconds` at most."""
-        tokenizer, corpus = self.loaded.tokenizer, self.corpus_job
-        return estimate(corpus, self.recipe, self.target, tokenizer, self._plan, most_seconds)
-
-    def begin(self, schedule: Schedule) -> None:
-        """Plan a run for a time, or continue with its plan; errors as in `first_plan`."""
-        plan = schedule.plan
-        if plan is None:
-            if self._resumed:
-                raise BadInputError(
-                    f"{self.job.output} holds a run that was not planned by --hours; give another "
-                    f"--output, or leave out --hours to resume it"
-                )
-            self._change(
-                replace(self.job, training=replace(self.job.training, epochs=PLANNED_EPOCHS))
-            )
-            trial = self.estimate(schedule.trial_seconds)
-            fixed = self.ranks is not None  # the other ranks have no plan
-            blocks = BlockSize.of(self.job, self.least_blocks, self.plan.workers, fixed=fixed)
-            plan = schedule.begin(trial, blocks)
-        self._change(plan.of(self.job))
-
     def write(
         self,
         progress: Callable[[CorpusSize], None] = lambda _: None,
@@ -254,28 +222,32 @@ class TrainingRun:
         goal.check_enough(self._written, job.data)
         return self._written
 
-    def finalize(self, schedule: Schedule) -> None:
-        """Plan the passes over the written corpus, from a trial of training on it."""
-        if schedule.plan is None or schedule.plan.final:
-            return
-        trainer = self.trainer()
-        step, evaluation = trainer.trial(schedule.trial_seconds)
-        answers = len(self._trained_for(TIMED_SHAPES)) + 1
-        question = answers * TIMED_TOKENS * plain_seconds(self.target)
-        pace = Pace(step, evaluation, question)
-        of_pass = trainer.steps / self.job.training.epochs
-        written, asked = self._written.answer_tokens, self.job.timed_questions
-        self._change(schedule.finalize(pace, written, of_pass, asked).of(self.job))
+    def ask_for_what_is_written(self) -> None:
+        """Make the written corpus the one that was asked for, in a run that time ends."""
+        self.job = replace(self.job, answer_tokens=self._written.answer_tokens)
 
-    def fit(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
-        """Stage two: train, starting where an earlier session of this run stopped."""
-        trainer, output = self.trainer(), self.job.output
-        with MetricsLog(output, trainer.steps_made) as log:
-            with atomic_write(output / OPTIONS) as written:
-                written.write_text(self._options, encoding="utf-8")
-            for event in trainer.run(stop):
+    def fit(
+        self, stop: Callable[[], bool] = lambda: False, passed: Callable[[], float] = lambda: 0.0
+    ) -> Iterator[Event]:
+        """Stage two: train, starting where an earlier session of this run stopped.
+
+        passed: as in `Trainer.run`; the passes that were made are then those asked for
+        """
+        trainer = self.trainer()
+        with MetricsLog(self.job.output, trainer.steps_made) as log:
+            self._write_options()
+            for event in trainer.run(stop, passed):
                 log.append(event)
                 yield event
+        if passed() >= 1:
+            training = self.job.training
+            made = round(training.epochs * trainer.steps_made / trainer.steps, 2)
+            self.job = replace(self.job, training=replace(training, epochs=made or 0.01))
+            self._write_options()
+
+    def _write_options(self) -> None:
+        with atomic_write(self.job.output / OPTIONS) as written:
+            written.write_text(to_toml(self.job), encoding="utf-8")
 
     def trainer(self) -> Trainer:
         """Return the training loop on the written corpus."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import mlx.core as mx
 import pytest
@@ -38,9 +38,8 @@ from waiting import wait_for
 from redrafter_mlx.cli import main
 from redrafter_mlx.cli.train_lines import shortfall
 from redrafter_mlx.cli.train_screen import fit
-from redrafter_mlx.cpu.threads import THREADS
-from redrafter_mlx.distill import estimate, sizes
 from redrafter_mlx.distill import run as run_module
+from redrafter_mlx.distill import sizes
 from redrafter_mlx.distill.corpus.folder import CorpusSize
 from redrafter_mlx.distill.corpus.shards import load_shard
 from redrafter_mlx.distill.drafter_forms import FORMS, RecurrentForm
@@ -863,50 +862,12 @@ def test_only_what_is_missing_of_a_corpus_needs_room_on_the_disk(
     assert 200_000 < bytes_below(corpus) - before < 300_000
 
 
-def test_a_trial_plans_no_larger_corpus_than_the_disk_holds(
-    model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys = read_options(options_file(tmp_path / "keys.toml", {}))
-    job = make_job({**keys, "model": str(model), "prompts": [str(prompts)]}, tmp_path / "out")
-    run = TrainingRun(job)
-    saved = sizes.training_bytes(job, run.recipe)
-    free = SimpleNamespace(free=100_000_000 + saved + 5000)
-    monkeypatch.setattr("redrafter_mlx.runtime.paths.shutil.disk_usage", lambda _: free)
-    guess = run.estimate()
-    assert guess.training_bytes == saved > 4 * run.recipe.parameters
-    assert guess.max_bytes == 5000
-    assert guess.corpus_bytes > 5000
-
-
-@pytest.mark.parametrize(("workers", "threads"), [(1, 6), (2, 3), (6, 1), (8, 1)])
-def test_a_trial_writes_with_the_threads_that_each_process_will_have(
-    model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    workers: int, threads: int,
-) -> None:  # fmt: skip
-    keys = read_options(options_file(tmp_path / "keys.toml", {}))
-    given = {"model": str(model), "prompts": [str(prompts)], "workers": workers}
-    run = TrainingRun(make_job({**keys, **given}, tmp_path / "out"))
-    used, writing = [6], []
-    monkeypatch.setattr(THREADS, "cores", 6)
-    monkeypatch.setattr(type(THREADS), "use_all_cores", lambda t: used.append(t.cores))
-    write = estimate.write_answers
-
-    def watched(*asked: Any, **named: Any) -> object:
-        writing.append(used[-1])
-        return write(*asked, **named)
-
-    monkeypatch.setattr(estimate, "write_answers", watched)
-    run.estimate()
-    assert set(writing) == {threads}
-    assert used[-1] == 6
-
-
 class PressedTwice:
     """A run that is interrupted in a step, and again while its state is saved."""
 
     saved = False
 
-    def fit(self, stop: Callable[[], bool]) -> Iterator[Step]:
+    def fit(self, stop: Callable[[], bool], _: Callable[[], float]) -> Iterator[Step]:
         os.kill(os.getpid(), signal.SIGINT)
         yield Step(1, 9, 0.5, 0.1, 100.0)
         assert stop()

@@ -35,7 +35,8 @@ def moved(head: Head, optimizer: Optimizer) -> dict[str, np.ndarray]:
         draft_length=3, soft_share=0.0, optimizer=optimizer, learning_rate=RATE, weight_decay=0.0
     )
     student = student_of(drafter, target, options)
-    Learner(student, 1).step([partial(student.loss, laid.batch(0, len(laid)))])
+    highest = options.warmup_share
+    Learner(student).step([partial(student.loss, laid.batch(0, len(laid)))], highest)
     after = dict(tree_flatten(drafter.trainable_parameters()))
     return {name: np.array(after[name]) - start for name, start in before.items()}
 
@@ -66,12 +67,12 @@ def test_a_step_keeps_no_gradients_while_weights_are_made(batches: int) -> None:
         options=TrainOptions(optimizer="adamw"),
         recipe=SimpleNamespace(by_adamw=lambda _: True),
     )
-    learner = Learner(cast(Student, student), 10)
+    learner = Learner(cast(Student, student))
     losses = [lambda: mx.sum(network(mx.ones((1, 256))))] * batches
-    learner.step(losses)
+    learner.step(losses, 0.1)
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    learner.step(losses)
+    learner.step(losses, 0.2)
     # The sum of the gradients, those of one batch, and the temporaries of their use.
     assert mx.get_peak_memory() - before < 4 * 8 * 256 * 256 * 4
 
@@ -84,14 +85,13 @@ def test_rates_warm_up_and_fall_to_the_share_that_was_asked_for(final: float) ->
         draft_length=3, soft_share=0.0, learning_rate=RATE, warmup_share=0.2, final_rate=final
     )
     student = student_of(random_drafter(seed=1), target, options)
-    learner = Learner(student, 20)
-    rates = []
-    for _ in range(25):  # after the last step it stays constant
-        learner.step([partial(student.loss, laid.batch(0, len(laid)))])
+    learner, rates = Learner(student), []
+    for step in range(25):  # after the last step it stays constant
+        learner.step([partial(student.loss, laid.batch(0, len(laid)))], min(1.0, step / 20))
         rates.append(learner.learning_rate)
     top = rates.index(max(rates))
-    assert rates[0] < RATE / 2
-    assert 3 <= top <= 5
+    assert 0 < rates[0] < RATE / 2
+    assert top == 4
     assert rates[: top + 1] == sorted(rates[: top + 1])
     assert rates[top] == pytest.approx(RATE)
     assert rates[top:] == sorted(rates[top:], reverse=True)

@@ -96,7 +96,7 @@ def test_the_first_step_of_pytorchs_adamw_is_the_learning_rate_in_every_entry() 
             optimizer=name,  # type: ignore[arg-type]
             learning_rate=0.5, warmup_share=0.0, weight_decay=0.0,
         )  # fmt: skip
-        optimizer = drafter_optimizer(options, lambda _: True, 1)
+        optimizer = drafter_optimizer(options, lambda _: True)
         moved = optimizer.apply_gradients({"w": mx.array([[3.0, -0.1]])}, {"w": mx.zeros((1, 2))})
         rate = optimizer.learning_rate.item()
         steps[name] = (moved["w"] / rate)[0].tolist()

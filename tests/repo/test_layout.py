@@ -63,8 +63,6 @@ FLOORS = {
         "report",
         "memory_plan",
         "sizes",
-        "estimate",
-        "hours_plan",
         "hours",
         "preflight",
         "run",

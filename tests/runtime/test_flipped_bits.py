@@ -20,8 +20,7 @@ from redrafter_mlx.distill.corpus.shards import (
     save_shard,
     summarise_shard,
 )
-from redrafter_mlx.distill.hours import Schedule
-from redrafter_mlx.distill.hours_plan import Plan
+from redrafter_mlx.distill.hours import Deadline
 from redrafter_mlx.distill.training.checkpoint import (
     Checkpoint,
     Progress,
@@ -61,10 +60,8 @@ def states(folder: Path) -> tuple[Path, Callable[[], object]]:
 
 
 def plan(folder: Path) -> tuple[Path, Callable[[], object]]:
-    schedule = Schedule(folder, 8.0)
-    schedule.plan = Plan(8.0, 100_000, 900.0, spent=12.5)
-    schedule.save()
-    return folder / "hours.json", lambda: Schedule(folder, 8.0).plan
+    Deadline(folder, 8.0).begin_training(100_000)
+    return folder / "hours.json", lambda: Deadline(folder, 8.0)
 
 
 def outline(folder: Path) -> tuple[Path, Callable[[], object]]:

@@ -6,12 +6,9 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
-from typing import NoReturn
 
 import pytest
 from simulated import cliff, machine
-from train_runs import save_folder
 from tune_runs import bench, model, shell  # noqa: F401
 
 from redrafter_mlx.bench.papers.published import CHIPS, timings
@@ -23,10 +20,7 @@ from redrafter_mlx.cli.expected_speed import (
     expected_speed,
     published,
 )
-from redrafter_mlx.cli.tune_advice import training_estimate
 from redrafter_mlx.config import PLAIN
-from redrafter_mlx.distill.estimate import Estimate
-from redrafter_mlx.loading.load import load
 from redrafter_mlx.tuning.cost import CostModel
 
 CHEAP = machine(cliff(8))
@@ -125,28 +119,3 @@ def test_tune_on_plain_text_proposes_commands_for_plain_text(
     for way in json.loads(capsys.readouterr().out)["ways"]:
         assert " --raw" in way["command"]
         assert " chat " not in way["command"]
-
-
-def test_training_is_estimated_with_the_model_in_memory_where_a_trial_is_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded = load(save_folder(tmp_path / "model"), "lookup")
-    monkeypatch.setattr("redrafter_mlx.distill.run.load_target", None)
-    found = training_estimate(loaded, machine(lambda rows: 0.001 * rows))
-    assert isinstance(found, Estimate)
-    assert found.writing_seconds > 0
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    slow = training_estimate(loaded, machine(lambda rows: 1000.0 * rows))
-    assert "--dry-run" in str(slow)
-
-
-def test_a_training_that_does_not_fit_beside_the_model_is_said_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def out_of_memory(*_: object, **__: object) -> NoReturn:
-        raise RuntimeError("[metal::malloc] Attempting to allocate 9 bytes")
-
-    loaded = load(save_folder(tmp_path / "model"), "lookup")
-    monkeypatch.setattr("redrafter_mlx.cli.tune_advice.TrainingRun", out_of_memory)
-    found = training_estimate(loaded, machine(lambda rows: 0.001 * rows))
-    assert "out of memory" in str(found)

@@ -18,7 +18,7 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.atomic_write import remove_abandoned
 
 CHECKPOINT = "checkpoint.safetensors"
-FORMAT = "redrafter-mlx training 2"
+FORMAT = "redrafter-mlx training 3"
 
 
 @dataclass

@@ -8,6 +8,7 @@ are trained at the same speed. A step takes longer, but far fewer are needed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -24,17 +25,26 @@ _MUON = 20.0
 thousand rows their entries are about thirty times smaller than AdamW's, which are close to signs.
 """
 
+_FIRST_RATE = 0.1
+"""The first learning rate, as a share of the peak."""
+
 
 class Learner:
     """A student and its optimiser; only the student's network is trained."""
 
-    def __init__(self, student: Student, steps: int) -> None:
-        self.network, self._clip = student.network, student.options.clip
-        self.optimizer = drafter_optimizer(student.options, student.recipe.by_adamw, steps)
+    def __init__(self, student: Student) -> None:
+        self.network, self._options = student.network, student.options
+        self.optimizer = drafter_optimizer(student.options, student.recipe.by_adamw)
         self.optimizer.init(self.network.trainable_parameters())
 
-    def step(self, losses: Sequence[BatchLoss]) -> float:
-        """Take one optimiser step over the batches of all `losses`; return the mean loss."""
+    def step(self, losses: Sequence[BatchLoss], progress: float) -> float:
+        """Take one optimiser step over the batches of all `losses`; return the mean loss.
+
+        progress: share of the training that is over, 0 to 1, which sets the learning rate
+        """
+        rate = learning_rate(self._options, progress)
+        for optimizer, multiple in zip(self.optimizer.optimizers, (1.0, _MUON), strict=False):
+            optimizer.learning_rate = multiple * rate
         total, gradients = mx.zeros(()), None
         for batch in losses:
             loss, fresh = nn.value_and_grad(self.network, batch)()
@@ -45,7 +55,7 @@ class Learner:
         assert gradients is not None
         share = 1 / len(losses)
         gradients = tree_map(lambda gradient: gradient * share, gradients)
-        gradients, _ = optim.clip_grad_norm(gradients, self._clip)
+        gradients, _ = optim.clip_grad_norm(gradients, self._options.clip)
         self.optimizer.update(self.network, gradients)
         del gradients
         mx.eval(self.network.parameters(), self.optimizer.state)
@@ -61,28 +71,29 @@ def checkpoint_bytes(recipe: Recipe, options: TrainOptions) -> int:
     network = recipe.network()
     network.set_dtype(mx.float32)
     weights = network.trainable_parameters()
-    optimizer = drafter_optimizer(options, recipe.by_adamw, 1)
+    optimizer = drafter_optimizer(options, recipe.by_adamw)
     optimizer.init(weights)  # nothing is evaluated
     arrays = cast(list[tuple[str, mx.array]], tree_flatten([weights, optimizer.state]))
     return sum(array.nbytes for _, array in arrays)
 
 
 def drafter_optimizer(
-    options: TrainOptions, by_adamw: Callable[[str], bool], steps: int
-) -> optim.Optimizer:
-    """Return the optimiser of a run of `steps` steps; `by_adamw` selects matrices for AdamW."""
+    options: TrainOptions, by_adamw: Callable[[str], bool]
+) -> optim.MultiOptimizer:
+    """Return AdamW, and Muon unless the options leave it out; `by_adamw` takes matrices from Muon.
+
+    Their learning rates are set at each step.
+    """
     as_torch = options.optimizer == "adamw_torch"
     adamw = optim.AdamW(
-        learning_rate=_schedule(options, steps, options.learning_rate),
+        learning_rate=options.learning_rate,
         betas=[0.9, 0.999 if as_torch else 0.95],
         weight_decay=options.weight_decay,
         bias_correction=as_torch,
     )
     if options.optimizer != "muon":
-        return adamw
-    muon = optim.Muon(
-        learning_rate=_schedule(options, steps, _MUON * options.learning_rate), weight_decay=0.0
-    )
+        return optim.MultiOptimizer([adamw])
+    muon = optim.Muon(learning_rate=_MUON * options.learning_rate, weight_decay=0.0)
 
     def others(name: str, parameter: mx.array) -> bool:
         return parameter.ndim != 2 or by_adamw(name)
@@ -90,10 +101,14 @@ def drafter_optimizer(
     return optim.MultiOptimizer([adamw, muon], [others])
 
 
-def _schedule(options: TrainOptions, steps: int, high: float) -> Callable[[mx.array], mx.array]:
-    """Return a warm-up followed by a cosine decay to the share `final_rate` of `high`."""
-    warmup = max(1, round(options.warmup_share * steps))
-    rise = optim.linear_schedule(high / warmup, high, warmup)
-    fall = optim.cosine_decay(high, max(1, steps - warmup), high * options.final_rate)
-    joined: Callable[[mx.array], mx.array] = optim.join_schedules([rise, fall], [warmup])
-    return joined
+def learning_rate(options: TrainOptions, progress: float) -> float:
+    """Return AdamW's rate: a warm-up, then a cosine decay to the share `final_rate` of its peak.
+
+    progress: share of the training that is over, 0 to 1
+    """
+    peak, warmup = options.learning_rate, options.warmup_share
+    if progress < warmup:
+        return peak * (_FIRST_RATE + (1 - _FIRST_RATE) * progress / warmup)
+    over = min(1.0, (progress - warmup) / (1 - warmup)) if warmup < 1 else 1.0
+    left = (1 + math.cos(math.pi * over)) / 2
+    return peak * (options.final_rate + (1 - options.final_rate) * left)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,9 @@ SAVE_SECONDS = 120.0
 
 _MOST_CACHED = 1_000_000_000
 """Bytes of unused memory that MLX may keep: batches of many sizes would leave it more and more."""
+
+
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Trainer:
         self.student, self.options, self.examples = student, student.options, examples
         self.held_out, self.shapes, self.seen = held_out, shapes, seen
         self.steps, self.folder, self.made_by = steps, folder, made_by
-        self.network, self.learner = student.network, Learner(student, steps)
+        self.network, self.learner = student.network, Learner(student)
         self._start = self.network.trainable_parameters() if self.options.keep_start else {}
         self._at = Progress()
         found = load_checkpoint(folder, made_by, self.network.trainable_parameters())
@@ -101,40 +103,29 @@ class Trainer:
         """Number of optimiser steps so far, including earlier sessions of the run."""
         return self._at.step
 
-    def trial(self, most_seconds: float) -> tuple[float, float]:
-        """Return the seconds of one step and of one evaluation.
+    def run(
+        self, stop: Callable[[], bool] = lambda: False, passed: Callable[[], float] = lambda: 0.0
+    ) -> Iterator[Event]:
+        """Train to the end, or until `stop()`; save the state either way.
 
-        One to three steps are timed: more than one if they fit in `most_seconds`. They train the
-        drafter, which must not be kept.
+        passed: share of the time for training that has passed; training ends with it
         """
-        batches = self._batches()
-        times: list[float] = []
-        while len(times) < 2 or (len(times) <= 3 and sum(times) < most_seconds):
-            began = time.monotonic()
-            self.learner.step([next(batches) for _ in range(self.options.batches)])
-            times.append(time.monotonic() - began)
-        began = time.monotonic()
-        self.student.evaluate(self.held_out, self.shapes)
-        self._training_accuracy()
-        return statistics.median(times[1:]), time.monotonic() - began  # the first step compiled
-
-    def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
-        """Train to the end, or until `stop()`; save the state either way."""
-        count = self.options.evaluations
-        due = {max(1, round(self.steps * n / count)) for n in range(1, count + 1)}
+        count, progress = self.options.evaluations, self._progress(passed)
         saved = time.monotonic()
         began, positions = time.monotonic(), 0
         batches = self._batches()
-        while self._at.step < self.steps and not stop():
-            loss = self.learner.step([next(batches) for _ in range(self.options.batches)])
+        while progress < 1 and not stop():
+            loss = self.learner.step([next(batches) for _ in range(self.options.batches)], progress)
             self._at.step += 1
+            due, progress = int(progress * count + _ROUNDING), self._progress(passed)
             if mx.get_cache_memory() > _MOST_CACHED:
                 mx.clear_cache()
             positions += self.options.batch * self.options.batches
             rate = positions / max(time.monotonic() - began, 1e-9)
-            yield Step(self._at.step, self.steps, loss, self.learner.learning_rate, rate)
+            steps = max(self._at.step, round(self._at.step / max(progress, _ROUNDING)))
+            yield Step(self._at.step, steps, loss, self.learner.learning_rate, rate)
             best = False
-            if self._at.step in due:
+            if int(progress * count + _ROUNDING) > due:
                 evaluation = self._evaluate()
                 yield evaluation
                 best = evaluation.best  # its checkpoint knows the drafter that was saved
@@ -142,9 +133,13 @@ class Trainer:
             if best or time.monotonic() - saved > SAVE_SECONDS:
                 self.save()
                 saved = time.monotonic()
-        if self._at.step >= self.steps and not self._at.best:
+        if progress >= 1 and not self._at.best:
             yield self._evaluate()
         self.save()
+
+    def _progress(self, passed: Callable[[], float]) -> float:
+        """Return the share of the training that is over, by steps or by time."""
+        return min(1.0, max(self._at.step / self.steps, passed()))
 
     def save(self) -> None:
         """Write the run's state, from which the same command resumes."""
