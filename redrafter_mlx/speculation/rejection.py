@@ -109,21 +109,20 @@ def accept_rejection(
     residual = mx.exp(_at_node(log_probs, node))
     for depth in range(tree.max_depth):
         uniform = uniform_at(keys, (position + depth)[:, None], width, TRIAL)[:, 0]  # [B, W]
-        p, q = residual, mx.exp(_at_node(drafts.log_probs, node))
+        p, log_q = residual, _at_node(drafts.log_probs, node)
         candidates = _at_node(children, node)  # [B, W]
         chosen = mx.full((B,), -1, mx.int32)
         for i in range(width):
             child = candidates[:, i]
             token = mx.take_along_axis(tree.tokens, mx.maximum(child, 0)[:, None], axis=1)
             p_token = mx.take_along_axis(p, token, axis=1)[:, 0]
-            q_token = mx.take_along_axis(q, token, axis=1)[:, 0]
+            q_token = mx.exp(mx.take_along_axis(log_q, token, axis=1))[:, 0]
             tested = active & (child >= 0) & (chosen < 0)
             accepted = tested & (uniform[:, i] * q_token < p_token)
             chosen = mx.where(accepted, child, chosen)
             refused = (tested & mx.logical_not(accepted))[:, None]
-            p = mx.where(refused, _normalised(mx.maximum(p - q, 0), p), p)
-            without = mx.where(iota(V)[None] == token, 0, q)
-            q = mx.where(refused, _normalised(without, q), q)
+            p = mx.where(refused, _normalised(mx.maximum(p - mx.exp(log_q), 0), p), p)
+            log_q = mx.where(refused, _without(log_q, iota(V)[None] == token), log_q)
         active = chosen >= 0
         node = mx.where(active, chosen, node)
         # A batch row that has stopped keeps the residual of its last node.
@@ -175,6 +174,17 @@ def _at_node(x: mx.array, node: mx.array) -> mx.array:
     """Gather x [B, N, ...] at node [B]."""
     index = node.reshape(-1, *[1] * (x.ndim - 1))
     return mx.take_along_axis(x, index, axis=1)[:, 0]
+
+
+def _without(log_probs: mx.array, excluded: mx.array) -> mx.array:
+    """Normalise log-probabilities [B, V] without those `excluded`.
+
+    Of a confident drafter, or at a low temperature, all others may be too small for a float32;
+    their logarithms are not.
+    """
+    left = mx.where(excluded, -mx.inf, log_probs)
+    total = mx.logsumexp(left, axis=-1, keepdims=True)
+    return mx.where(total > -mx.inf, left - total, left)
 
 
 def _normalised(weights: mx.array, otherwise: mx.array) -> mx.array:

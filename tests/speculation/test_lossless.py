@@ -297,6 +297,32 @@ def test_drafts_from_the_targets_own_distribution_are_always_accepted() -> None:
     assert got.n_accepted.tolist() == [1] * 500
 
 
+@pytest.mark.parametrize("gap", [1.0, 60.0, 75.0, 100.0, 1000.0])
+def test_rejection_keeps_the_distribution_whatever_a_drafter_is_sure_of(gap: float) -> None:
+    """At a low temperature all drafts but the first are too unlikely for a float32."""
+    rows, width = 20_000, 3
+    sure = mx.broadcast_to(-gap * mx.arange(V, dtype=mx.float32), (rows, 1, V))
+
+    class Sure(Levels):
+        def first(self) -> mx.array:
+            return sure
+
+        def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
+            raise AssertionError(f"one level was asked for, not {parents}, {tokens}")
+
+    params, keys = SamplingParams(1.0, accept="rejection"), sequence_keys(0, rows)
+    drafts = rejection.draw_drafts(
+        Sure(DraftVocabulary(V, V)), mx.zeros((rows,), mx.int32), mx.full((rows,), 7), keys,
+        BeamShape(width, 2), params,
+    )  # fmt: skip
+    want = np.array([0.05, 0.1, 0.15, 0.3, 0.4])
+    p = mx.broadcast_to(mx.log(mx.array(want)), (rows, drafts.tree.tokens.shape[1], V))
+    got = rejection.accept_rejection(drafts, p, mx.full((rows,), 8), keys, width)
+    counts = np.bincount(np.array(got.emitted[:, 0]), minlength=V)
+    statistic, freedom = chi_square(counts, want * rows)
+    assert statistic < critical(freedom)
+
+
 def test_stochastic_beams_are_drawn_without_replacement() -> None:
     """Compares the frequency of each ordered pair of the root's children with q."""
     _, target = tiny_target()
