@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -25,8 +25,14 @@ from assistant_samples import (
     random_assistant,
     write_assistant,
 )
-from batches import FEW, scheduled, some
+from batches import FEW
 from draft_models import GREEDY, PROMPT, run
+from drafter_laws import (
+    conversation_says_what_a_plain_one_does,
+    decoder_with,
+    generated,
+    rows_accept_what_they_would_alone,
+)
 from grammar_samples import PERSON, grammars
 from mlx.utils import tree_flatten
 from tiny import byte_model, byte_tokenizer, plain_tokens, sliding_model
@@ -43,7 +49,6 @@ from redrafter_mlx.drafting.checked import bound
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Seen
-from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import (
@@ -71,11 +76,7 @@ def model() -> nn.Module:
     return gemma()
 
 
-def decoder_of(
-    folder: Path, model: nn.Module, shape: BeamShape, params: SamplingParams = GREEDY
-) -> Decoder:
-    target = Target(model)
-    return Decoder(target, load(folder, target), shape, params)
+decoder_of = partial(decoder_with, load)
 
 
 def after_paths(target: Target, tree: TokenTree, paths: list[list[int]]) -> tuple[Seen, TreeCache]:
@@ -181,12 +182,7 @@ def test_rows_that_join_and_leave_accept_what_they_would_alone(
     model = gemma(vocab=FEW)
     folder = write_assistant(tmp_path / "d", random_assistant(centroids=False, vocab=FEW))
     decoder = decoder_of(folder, model, BeamShape(2, 4), params)
-    rng = random.Random(2)
-    sequences = some(rng, 3, [params])
-    scheduled(decoder, sequences, rng)
-    for each in sequences:
-        want = [r.tokens for r in each.alone(decoder).results]
-        assert [r.tokens for r in each.results] == want
+    rows_accept_what_they_would_alone(decoder, 3, params)
 
 
 def test_beside_another_drafter_it_reads_its_own_keys(model: nn.Module, tmp_path: Path) -> None:
@@ -213,13 +209,7 @@ def test_beside_another_drafter_it_reads_its_own_keys(model: nn.Module, tmp_path
 def test_conversations_say_what_plain_ones_do(model: nn.Module, tmp_path: Path) -> None:
     """Turns continue from the prefix cache, of which the assistant reads the keys."""
     drafter = load(write_assistant(tmp_path / "d", random_assistant()), Target(model))
-    session = Redrafter(model, byte_tokenizer(), drafter, host_drafters=(Lookup(3),)).session()
-    plain = Redrafter(model, byte_tokenizer()).session()
-    fixed = {"beam_width": 3, "beam_length": 4}
-    sampled = {"accept": "rejection", "temperature": 1e-3, "seed": 1, **fixed}
-    for turn, options in (("1", {}), ("2", {"draft": False}), ("3", fixed), ("4", sampled)):
-        said = "".join(r.text for r in session.stream(turn, max_tokens=10, **options))
-        assert said == "".join(r.text for r in plain.stream(turn, max_tokens=10))
+    conversation_says_what_a_plain_one_does(model, drafter)
 
 
 def test_answers_with_grammars_say_what_plain_ones_do(model: nn.Module, tmp_path: Path) -> None:
@@ -356,27 +346,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def generated(
-    model: Path, drafter: object, capsys: pytest.CaptureFixture[str], *more: str
-) -> dict[str, object]:
-    code = main.run(
-        ["generate", "--model", str(model), "--drafter", str(drafter), "-p", "Hi", "--max-tokens",
-         "12", "--json", *more]
-    )  # fmt: skip
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    found: dict[str, object] = json.loads(out)
-    return found
-
-
 @pytest.mark.parametrize("more", [(), ("--temperature", "1", "--seed", "4")], ids=len)
 def test_what_is_typed_says_what_plain_decoding_says(
     more: tuple[str, ...], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain = generated(folder, "none", capsys, *more)
+    plain = generated(folder, "none", capsys, more)
     assistant = write_assistant(tmp_path / "assistant", random_assistant())
     shape = ("--beam-width", "2", "--beam-length", "3")
-    drafted = generated(folder, assistant, capsys, *more, *shape)
+    drafted = generated(folder, assistant, capsys, (*more, *shape))
     assert drafted["token_ids"] == plain["token_ids"]
     assert drafted["shapes"][0]["width"] == 2  # type: ignore[index]
     assert main.run(["show", str(assistant)]) == 0

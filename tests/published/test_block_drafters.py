@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -11,7 +11,6 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
 import pytest
-from batches import scheduled, some
 from block_samples import (
     RANK,
     SAMPLES,
@@ -23,20 +22,23 @@ from block_samples import (
     write_files,
 )
 from draft_models import GREEDY, PROMPT, run
+from drafter_laws import (
+    conversation_says_what_a_plain_one_does,
+    decoder_with,
+    rows_accept_what_they_would_alone,
+)
 from eagle_files import features_of, seen
 from eagle_samples import LAYERS, VOCAB, Tensors
 from hybrids import HYBRIDS, hybrid_model
 from policies import Alternating
-from tiny import HIDDEN, byte_model, byte_tokenizer, plain_tokens, random_model, sliding_model
+from tiny import HIDDEN, byte_model, plain_tokens, random_model, sliding_model
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Features, Seen
-from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.published.blocks.dflash import BlockDrafter
 from redrafter_mlx.drafting.published.blocks.dflash2 import DFlash2Drafter
 from redrafter_mlx.drafting.published.blocks.rows import embedding_scale
-from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.files.tensors import StoredTensors
@@ -115,12 +117,7 @@ def train(drafter: BlockDrafter, model: nn.Module) -> Tensors:
     return {name: np.array(array).astype(np.float64) for name, array in leaves}
 
 
-def decoder_of(
-    folder: Path, model: nn.Module, shape: BeamShape, params: SamplingParams = GREEDY
-) -> Decoder:
-    target = Target(model)
-    drafter = load(folder, target)
-    return Decoder(target.reading(drafter.features.layers), drafter, shape, params)
+decoder_of = partial(decoder_with, load)
 
 
 @pytest.mark.parametrize("sample", SAMPLES.values(), ids=SAMPLES)
@@ -249,12 +246,7 @@ def test_rows_that_join_and_leave_accept_what_they_would_alone(
     name: str, model: nn.Module, trained: dict[str, Path]
 ) -> None:
     decoder = decoder_of(trained[name], model, BeamShape(2, 4))
-    rng = random.Random(2)
-    sequences = some(rng, 4, [GREEDY])
-    scheduled(decoder, sequences, rng)
-    for each in sequences:
-        want = [r.tokens for r in each.alone(decoder).results]
-        assert [r.tokens for r in each.results] == want
+    rows_accept_what_they_would_alone(decoder, 4, GREEDY)
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -276,15 +268,7 @@ def test_draws_depend_on_the_seed_alone(
 def test_conversations_with_automatic_shapes_say_what_plain_ones_do(
     name: str, model: nn.Module, trained: dict[str, Path]
 ) -> None:
-    """Its memory persists over the turns, also over one without drafts and with prompt lookup."""
-    drafter = load(trained[name], Target(model))
-    session = Redrafter(model, byte_tokenizer(), drafter, host_drafters=(Lookup(3),)).session()
-    plain = Redrafter(model, byte_tokenizer()).session()
-    fixed = {"beam_width": 3, "beam_length": 4}
-    sampled = {"accept": "rejection", "temperature": 1e-3, "seed": 1, **fixed}
-    for turn, options in (("1", {}), ("2", {"draft": False}), ("3", fixed), ("4", sampled)):
-        said = "".join(r.text for r in session.stream(turn, max_tokens=10, **options))
-        assert said == "".join(r.text for r in plain.stream(turn, max_tokens=10))
+    conversation_says_what_a_plain_one_does(model, load(trained[name], Target(model)))
 
 
 def test_a_bidirectional_block_is_whole_and_a_causal_one_as_long_as_its_drafts(

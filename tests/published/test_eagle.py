@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from batches import scheduled, some
 from decoding import counted
 from draft_models import GREEDY, PROMPT, drafter_for, run
+from drafter_laws import (
+    conversation_says_what_a_plain_one_does,
+    decoder_with,
+    rows_accept_what_they_would_alone,
+    three_levels,
+)
 from eagle_files import TRAINED, changed_config, features_of, load, seen, train
 from eagle_samples import (
     INNER,
@@ -30,20 +35,17 @@ from policies import Alternating
 from tiny import (
     HIDDEN,
     byte_model,
-    byte_tokenizer,
     plain_tokens,
     random_model,
     truncated,
 )
 
-from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.interface import Drafter, Features, Seen
-from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.published.heads.eagle import EagleDrafter
-from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target_model.model import Target
@@ -90,15 +92,9 @@ def test_logits_of_three_levels_equal_the_equations(
     for at, count in ((0, 5), (5, 4)):
         memory = drafter.extend(memory, replace(seen(tokens, features, at, count, 5), start=at))
     levels = drafter.levels(memory, seen(tokens, features, 9, 2, 4), 3)
-    outputs = [levels.first()]
-    drafts: list[list[int]] = [[]]
-    for parents, new in (([0, 0, 0], [5, 60, 7]), ([2, 0, 2], [3, 3, 90])):
-        last = drafts[-len(outputs[-1][0]) :]
-        drafts += [[*last[p], token] for p, token in zip(parents, new, strict=True)]
-        outputs.append(levels.following(mx.array([parents]), mx.array([new])))
+    got, drafts = three_levels(levels)
     equations = reference(sample, tensors, model)
     want = [equations.logits(features[:, :width], tokens[1:], path) for path in drafts]
-    got = mx.concatenate(outputs, axis=1)[0]
     assert np.std(want) > 0.3
     np.testing.assert_allclose(got, np.stack(want), atol=1e-4 * np.std(want))
 
@@ -123,12 +119,7 @@ def test_it_drafts_along_a_static_tree(model: nn.Module, trained: dict[str, Path
     assert said == plain_tokens(model, PROMPT, 30)
 
 
-def decoder_of(
-    folder: Path, model: nn.Module, shape: BeamShape, params: SamplingParams = GREEDY
-) -> Decoder:
-    target = Target(model)
-    drafter = load(folder, target)
-    return Decoder(target.reading(drafter.features.layers), drafter, shape, params)
+decoder_of = partial(decoder_with, load)
 
 
 def accepted(decoder: Decoder) -> float:
@@ -259,26 +250,14 @@ def test_rows_that_join_and_leave_accept_what_they_would_alone(
     model: nn.Module, trained: dict[str, Path], shape: BeamShape
 ) -> None:
     decoder = decoder_of(trained["EAGLE-3"], model, shape)
-    rng = random.Random(2)
-    sequences = some(rng, 4, [GREEDY])
-    scheduled(decoder, sequences, rng)
-    for each in sequences:
-        want = [r.tokens for r in each.alone(decoder).results]
-        assert [r.tokens for r in each.results] == want
+    rows_accept_what_they_would_alone(decoder, 4, GREEDY)
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_conversations_with_automatic_shapes_say_what_plain_ones_do(
     name: str, model: nn.Module, trained: dict[str, Path]
 ) -> None:
-    """Its memory persists over the turns, also over one without drafts and with prompt lookup."""
-    drafter = load(trained[name], Target(model))
-    session = Redrafter(model, byte_tokenizer(), drafter, host_drafters=(Lookup(3),)).session()
-    plain = Redrafter(model, byte_tokenizer()).session()
-    fixed = {"beam_width": 3, "beam_length": 4}
-    for turn, options in (("one", {}), ("two", {"draft": False}), ("three", fixed), ("four", {})):
-        said = "".join(r.text for r in session.stream(turn, max_tokens=10, **options))
-        assert said == "".join(r.text for r in plain.stream(turn, max_tokens=10))
+    conversation_says_what_a_plain_one_does(model, load(trained[name], Target(model)))
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from batches import scheduled, some
 from draft_models import GREEDY, PROMPT, run
+from drafter_laws import (
+    conversation_says_what_a_plain_one_does,
+    decoder_with,
+    generated,
+    rows_accept_what_they_would_alone,
+    three_levels,
+)
 from eagle_files import seen
 from grammar_samples import PERSON, grammars
 from hybrids import hybrid_model
@@ -51,9 +57,7 @@ from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.drafter_files import parameters_of
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Seen
-from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.published.heads.mtp import MtpDrafter, layer_like
-from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.files.tensors import StoredTensors
@@ -66,12 +70,7 @@ def model() -> nn.Module:
     return target_model()
 
 
-def decoder_of(
-    folder: Path, model: nn.Module, shape: BeamShape, params: SamplingParams = GREEDY
-) -> Decoder:
-    target = Target(model)
-    drafter = load(folder, target)
-    return Decoder(target.reading(drafter.features.layers), drafter, shape, params)
+decoder_of = partial(decoder_with, load)
 
 
 def test_logits_of_three_levels_equal_the_equations(model: nn.Module, tmp_path: Path) -> None:
@@ -85,15 +84,9 @@ def test_logits_of_three_levels_equal_the_equations(model: nn.Module, tmp_path: 
     for at, count in ((0, 5), (5, 4)):
         memory = drafter.extend(memory, replace(seen(tokens, hidden, at, count, 5), start=at))
     levels = drafter.levels(memory, seen(tokens, hidden, 9, 2, 4), 3)
-    outputs = [levels.first()]
-    drafts: list[list[int]] = [[]]
-    for parents, new in (([0, 0, 0], [5, 60, 7]), ([2, 0, 2], [3, 3, 90])):
-        last = drafts[-len(outputs[-1][0]) :]
-        drafts += [[*last[p], token] for p, token in zip(parents, new, strict=True)]
-        outputs.append(levels.following(mx.array([parents]), mx.array([new])))
+    got, drafts = three_levels(levels)
     equations = Reference(model, tensors)
     want = np.stack([equations.logits(tokens, hidden, path)[-1] for path in drafts])
-    got = mx.concatenate(outputs, axis=1)[0]
     assert np.std(want) > 0.3
     np.testing.assert_allclose(got, want, atol=1e-4 * np.std(want))
 
@@ -146,24 +139,12 @@ def test_rows_that_join_and_leave_accept_what_they_would_alone(
 ) -> None:
     folder = write_head(tmp_path / "d", random_head(model))
     decoder = decoder_of(folder, model, BeamShape(2, 4), params)
-    rng = random.Random(2)
-    sequences = some(rng, 3, [params])
-    scheduled(decoder, sequences, rng)
-    for each in sequences:
-        want = [r.tokens for r in each.alone(decoder).results]
-        assert [r.tokens for r in each.results] == want
+    rows_accept_what_they_would_alone(decoder, 3, params)
 
 
 def test_conversations_say_what_plain_ones_do(model: nn.Module, tmp_path: Path) -> None:
-    """Its memory persists over the turns with the states that the hybrid keeps."""
     drafter = load(write_head(tmp_path / "d", random_head(model)), Target(model))
-    session = Redrafter(model, byte_tokenizer(), drafter, host_drafters=(Lookup(3),)).session()
-    plain = Redrafter(model, byte_tokenizer()).session()
-    fixed = {"beam_width": 3, "beam_length": 4}
-    sampled = {"accept": "rejection", "temperature": 1e-3, "seed": 1, **fixed}
-    for turn, options in (("1", {}), ("2", {"draft": False}), ("3", fixed), ("4", sampled)):
-        said = "".join(r.text for r in session.stream(turn, max_tokens=10, **options))
-        assert said == "".join(r.text for r in plain.stream(turn, max_tokens=10))
+    conversation_says_what_a_plain_one_does(model, drafter)
 
 
 PACKAGINGS = {
@@ -389,28 +370,15 @@ def write_model(folder: Path, model: nn.Module) -> Path:
 SHAPE = ("--beam-width", "2", "--beam-length", "3")
 
 
-def generated(
-    model: Path, drafter: object, capsys: pytest.CaptureFixture[str], *more: str
-) -> dict[str, object]:
-    code = main.run(
-        ["generate", "--model", str(model), "--drafter", str(drafter), "-p", "Hi", "--max-tokens",
-         "12", "--json", *more]
-    )  # fmt: skip
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    found: dict[str, object] = json.loads(out)
-    return found
-
-
 @pytest.mark.parametrize("more", [(), ("--temperature", "1", "--seed", "4")], ids=len)
 def test_what_is_typed_says_what_plain_decoding_says(
     more: tuple[str, ...], folder: Path, model: nn.Module, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    plain = generated(folder, "none", capsys, *more)
+    plain = generated(folder, "none", capsys, more)
     sidecar = write_head(tmp_path / "head", without_ones(random_head(model)))
     for drafter in ("mtp", sidecar):
-        drafted = generated(folder, drafter, capsys, *more, *SHAPE)
+        drafted = generated(folder, drafter, capsys, (*more, *SHAPE))
         assert drafted["token_ids"] == plain["token_ids"]
         assert drafted["shapes"][0]["width"] == 2  # type: ignore[index]
 
@@ -420,7 +388,7 @@ def test_conversions_of_qwen3_next_may_hold_their_head(
 ) -> None:
     folder = write_model(tmp_path / "next", target_model("qwen3_next"))
     plain = generated(folder, "none", capsys)
-    assert generated(folder, "mtp", capsys, *SHAPE)["token_ids"] == plain["token_ids"]
+    assert generated(folder, "mtp", capsys, SHAPE)["token_ids"] == plain["token_ids"]
 
 
 def test_answers_with_grammars_say_what_plain_ones_do(folder: Path) -> None:
@@ -467,12 +435,12 @@ def test_of_the_original_repository_only_the_files_with_the_head_are_fetched(
         second: (tmp_path / "2.safetensors").read_bytes(),
     }
     plain = generated(folder, "none", capsys)
-    drafted = generated(folder, "mtp:org/original", capsys, *SHAPE)
+    drafted = generated(folder, "mtp:org/original", capsys, SHAPE)
     assert drafted["token_ids"] == plain["token_ids"]
     assert any(second in asked for asked in hub.asked)
     assert not any(first in asked for asked in hub.asked)
     hub.asked.clear()
-    generated(folder, "mtp:org/original", capsys, "--offline", *SHAPE)
+    generated(folder, "mtp:org/original", capsys, ("--offline", *SHAPE))
     assert hub.asked == []
 
 
@@ -484,5 +452,5 @@ def test_a_head_split_off_comes_from_the_hub(
     head = write_head(tmp_path / "head", random_head(model))
     hub.repos["org/head", "main"] = {path.name: path.read_bytes() for path in head.iterdir()}
     plain = generated(folder, "none", capsys)
-    drafted = generated(folder, "org/head", capsys, *SHAPE)
+    drafted = generated(folder, "org/head", capsys, SHAPE)
     assert drafted["token_ids"] == plain["token_ids"]
