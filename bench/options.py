@@ -77,6 +77,7 @@ class BenchOptions:
     model: str | None = None
     dtype: str = "auto"
     quantize: int | None = None
+    kv_bits: int | None = None
     offline: bool = False
     only: tuple[Question, ...] = ()
     """Questions used if no option gives any."""

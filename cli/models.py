@@ -263,6 +263,11 @@ def _memory_facts(model: ModelStatus, machine: Machine, context: int) -> dict[st
         facts[way.option] = f"{verdict}: {_size(way.total)} ({parts}, and work)"
         if way.quantize == 4 and model.stored.size.mostly_embedding:
             facts[way.option] += f"; {MOSTLY_EMBEDDING}"
+    packed = {
+        bits: needs(model.stored, machine, context=context, kv_bits=bits)[0].cache
+        for bits in (8, 4)
+    }
+    facts["--kv-bits"] = ", ".join(f"{bits}: {_size(size)} cache" for bits, size in packed.items())
     return facts
 
 

@@ -88,6 +88,10 @@ DRAFTER_BITS = Flag(
     "[default: the target's bits]",
     "4|8|16", DRAFTS,
 )  # fmt: skip
+KV_BITS = Flag(
+    "Quantise the keys and values of a text to this many bits: less memory, and another text.",
+    "4|8", MODEL,
+)  # fmt: skip
 OFFLINE = Flag("Use only what is on this machine.", panel=MODEL)
 LIMIT = Flag("Only N of them, evenly spaced.", "N")
 
@@ -121,6 +125,7 @@ class ModelOptions(TargetOptions):
         "static tree.",
         "auto|trained|mtp|lookup|earlier|none|NAME", DRAFTS)] = AUTO  # fmt: skip
     drafter_bits: Annotated[int | None, DRAFTER_BITS] = None
+    kv_bits: Annotated[int | None, KV_BITS] = None
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ def run(serving: ServerOptions, loading: opt.ModelOptions, names: Sequence[str])
             name,
             partial(load, name, loading.offline or not named),
             unload_after=serving.unload_after,
-            nbytes=partial(memory_needed, name, loading.quantize),
+            nbytes=partial(memory_needed, name, loading.quantize, loading.kv_bits),
             starting=named,
         )
 

@@ -60,6 +60,7 @@ def command(
 def describe(report: VerificationReport, decode: Callable[[list[int]], str]) -> str:
     """Format the report as text: what was compared, each difference, and the verdict."""
     weights = f", {report.bits}-bit weights" if report.bits else ""
+    weights += f", {report.kv_bits}-bit keys and values" if report.kv_bits else ""
     drafts = "mlx-lm's own answers, with errors" if report.drafter == "oracle" else report.drafter
     lines = [
         f"{report.model}, {report.dtype}{weights}; drafts from {drafts}; "
@@ -74,6 +75,11 @@ def describe(report: VerificationReport, decode: Callable[[list[int]], str]) -> 
             f"question {d.question + 1}, token {d.position + 1}: {expected} ({d.expected}) became "
             f"{got} ({d.got}); margin "
             f"{d.margin:.2g} nats, rounding moves {d.noise:.2g}: {why}"
+        )
+    if report.kv_bits:
+        lines.append(
+            f"{report.kv_bits}-bit keys and values make another target, with drafts or without: "
+            f"{report.kv_agreeing} tokens of mlx-lm's are also those of whole ones"
         )
     if report.exact:
         lines.append("exact: every token agrees")

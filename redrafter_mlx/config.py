@@ -278,10 +278,10 @@ PLAIN = BeamShape(1, 1)
 """Plain decoding as a shape: the root alone."""
 
 
-def check_quantize(quantize: int | None) -> None:
-    """Raise BadInputError unless weights can be quantised to these bits."""
-    if quantize is not None and (isinstance(quantize, bool) or quantize not in (4, 8)):
-        raise BadInputError(f"quantize is {quantize!r}; it must be 4 or 8 bits")
+def check_quantize(bits: int | None, name: str = "quantize") -> None:
+    """Raise BadInputError, naming the option, unless numbers can be quantised to these bits."""
+    if bits is not None and (isinstance(bits, bool) or bits not in (4, 8)):
+        raise BadInputError(f"{name} is {bits!r}; it must be 4 or 8 bits")
 
 
 def check_drafter_bits(bits: int | None, name: str = "drafter_bits") -> None:

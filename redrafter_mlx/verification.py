@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import mlx.core as mx
-import mlx.nn as nn
 from mlx_lm.generate import generate_step
 
 from redrafter_mlx.config import DEFAULT_BEAM_SHAPE, PLAIN, BeamShape, GenerationOptions
@@ -26,10 +25,18 @@ from redrafter_mlx.engine.prompt import Prompt
 from redrafter_mlx.response import StepResult
 from redrafter_mlx.runtime.device import dtype_name
 from redrafter_mlx.speculation.sampling import sequence_keys
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.target_model.packed_cache import Packing
+from redrafter_mlx.target_model.plain_caches import plain_caches
 from redrafter_mlx.target_model.sequential import sequential_log_probs
 
 _WATCHED = 8
 """Number of likeliest tokens in which noise is measured; the others are never chosen."""
+
+
+_SHAKEN = 4
+"""Number of calls in which quantised keys and values are moved by rounding: each moves other ones
+by a step of the quantisation, which changes a log-probability by more than all else."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,9 @@ class VerificationReport:
     """What was compared, and the differences.
 
     tokens, agreeing: number of tokens compared, and equal; nothing is compared after a difference
+    kv_bits:          of the target's keys and values, with which mlx-lm's loop is run, too
+    kv_agreeing:      number of mlx-lm's tokens that are those of whole keys and values, up to each
+                      answer's first difference: what quantising them costs, with drafts or without
     drafter:          described in words; "oracle" drafts from mlx-lm's own answer, with errors
     nodes:            mean number of nodes verified in a step, without padding
     tokens_per_step:  of all answers together; measures a drafter only if there is one
@@ -70,6 +80,8 @@ class VerificationReport:
     fingerprint: str | None
     dtype: str
     bits: int | None
+    kv_bits: int | None
+    kv_agreeing: int | None
     drafter: str
     beam_width: int
     beam_length: int
@@ -120,13 +132,15 @@ def verify(
     shape = shape or redrafter.beam_shape
     if shape == PLAIN:  # there is no drafter; the oracle's drafts are the harder test
         shape = DEFAULT_BEAM_SHAPE
-    source = redrafter.source
-    compared = agreeing = emitted = 0
+    source, packing = redrafter.source, redrafter.target.packing
+    compared = agreeing = emitted = unquantised = 0
     nodes: list[int] = []
     differences = []
     for i, prompt in enumerate(map(redrafter.encode, prompts)):
-        expected = [int(t) for t, _ in generate_step(mx.array(prompt), redrafter.target.plain,
-                                                     max_tokens=max_tokens)]  # fmt: skip
+        expected = _plain(redrafter.target, prompt, max_tokens, packing)
+        if packing is not None:
+            whole = _plain(redrafter.target, prompt, max_tokens, None)
+            unquantised += common_prefix(expected, whole)
         decoder = redrafter.choices.decoder(GenerationOptions(), shape)
         if oracle or redrafter.drafting is None:
             drafts = Oracle(prompt + expected, redrafter.target.vocab_size, seed=i)
@@ -140,7 +154,7 @@ def verify(
         if same < len(expected):
             text = prompt + expected[:same]
             margin, noise = _margin_and_noise(
-                redrafter.target.plain, text, len(prompt), expected[same], got[same], shape.nodes
+                redrafter.target, text, len(prompt), expected[same], got[same], shape.nodes
             )
             differences.append(Difference(i, same, expected[same], got[same], margin, noise))
         if done is not None:
@@ -151,6 +165,8 @@ def verify(
         fingerprint=source.fingerprint if source else None,
         dtype=source.dtype if source else dtype,
         bits=source.bits if source else None,
+        kv_bits=None if packing is None else packing.bits,
+        kv_agreeing=None if packing is None else unquantised,
         drafter="oracle" if oracle else redrafter.drafting or "oracle",
         beam_width=shape.width,
         beam_length=shape.length,
@@ -177,19 +193,31 @@ def _drafted(
     return emitted[: len(expected)], [result.nodes for result in results[1:]]
 
 
+def _plain(
+    target: Target, prompt: list[int], max_tokens: int, packing: Packing | None
+) -> list[int]:
+    """Return the tokens of mlx-lm's own loop on its own caches, quantised from the start if any."""
+    caches = plain_caches(target.plain, packing)
+    steps = generate_step(
+        mx.array(prompt), target.plain, max_tokens=max_tokens, prompt_cache=caches
+    )
+    return [int(token) for token, _ in steps]
+
+
 def _margin_and_noise(
-    model: nn.Module, text: list[int], start: int, expected: int, got: int, rows: int
+    target: Target, text: list[int], start: int, expected: int, got: int, rows: int
 ) -> tuple[float, float]:
     """Measure the target's margin after `text`, and the noise of N-row calls against one-row calls.
 
     Both use mlx-lm's own model and cache, see `sequential_log_probs`; the prompt ends at `start`.
     """
-    single = sequential_log_probs(model, text, start, 1)
-    several = sequential_log_probs(model, text, start, max(rows, 2))
+    model, packing = target.plain, target.packing
+    single = sequential_log_probs(model, text, start, 1, packing)
+    shakes = [False] if packing is None else [False] + [True] * _SHAKEN
+    rows = max(rows, 2)
+    others = [sequential_log_probs(model, text, start, rows, packing, shaken=s) for s in shakes]
     watched = mx.argpartition(-single, kth=_WATCHED, axis=-1)[:, :_WATCHED]
-    apart = mx.take_along_axis(single, watched, axis=1) - mx.take_along_axis(
-        several, watched, axis=1
-    )
+    apart = mx.take_along_axis(mx.stack(others) - single, watched[None], axis=2)
     margin = (single[-1, expected] - single[-1, got]).item()
     noise = mx.max(mx.abs(apart)).item()
     assert isinstance(margin, float)

@@ -70,7 +70,7 @@ def names_on_disk() -> list[str]:
     return [model.name for model in list_models() if model.path is not None]
 
 
-def memory_needed(name: str, quantize: int | None) -> int:
+def memory_needed(name: str, quantize: int | None, kv_bits: int | None = None) -> int:
     """Return the bytes that a model takes with a long chat; 0 if nothing on disk tells."""
     try:
         status = _status(name)
@@ -78,7 +78,7 @@ def memory_needed(name: str, quantize: int | None) -> int:
         return 0
     if status.stored is None:
         return status.on_disk or 0
-    ways = needs(status.stored, planned_machine())
+    ways = needs(status.stored, planned_machine(), kv_bits=kv_bits)
     return next((way.total for way in ways if way.quantize == quantize), ways[0].total)
 
 

@@ -56,7 +56,7 @@ class LoadedModel:
 
     dtype:      as given by the user
     model_hash: see TargetSource; None for a model that was not loaded by name
-    arithmetic: such as "float32"
+    arithmetic: such as "float32", or "float32, 8-bit keys and values"
     bits:       bits per quantised weight in memory; None if weights are not quantised
     drafter:    description in words; None if there is none
     named:      the user's name for the drafter, if there are several drafters
@@ -79,12 +79,14 @@ class LoadedModel:
     def of(cls, redrafter: Redrafter, dtype: str, named: str | None = None) -> LoadedModel:
         source = redrafter.source
         modules = redrafter.drafter.modules if redrafter.drafter else ()
-        arithmetic = dtype_name(redrafter.target.dtype)
+        arithmetic = source.dtype if source else dtype_name(redrafter.target.dtype)
+        if (packing := redrafter.target.packing) is not None:
+            arithmetic += f", {packing.bits}-bit keys and values"
         return cls(
             dtype=dtype,
             model=source.name if source else redrafter.target.model_type,
             model_hash=source.fingerprint if source else None,
-            arithmetic=source.dtype if source else arithmetic,
+            arithmetic=arithmetic,
             bits=source.bits if source else None,
             drafter=redrafter.drafting,
             drafter_hash=values_hash(*modules) if modules else None,

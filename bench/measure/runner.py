@@ -25,6 +25,7 @@ from redrafter_mlx.distributed.plain_batch import PlainBatch
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, EngineFailedError, MismatchError, out_of_memory
 from redrafter_mlx.response import StepResult
+from redrafter_mlx.target_model.plain_caches import plain_caches
 
 Clock = Callable[[], float]
 
@@ -203,15 +204,18 @@ class Runner:
         # the prompt's, because they arrive together with the first token.
         mx.random.seed(seed)
         drafts = method.name == "mlx-lm speculative"
+        packing, plain = self._first.target.packing, self._first.target.plain
+        caches = {} if drafts or packing is None else {"prompt_cache": plain_caches(plain, packing)}
         call = 0
         for response in stream_generate(
-            self._first.target.plain,
+            plain,
             self._first.tokenizer,
             prompt,
             max_tokens=self._first.prompts.room_for(prompt, max_tokens),
             draft_model=self._draft_model if drafts else None,
             sampler=make_sampler(temp=method.temperature),
             stream=our_stream(),
+            **caches,
             **({"num_draft_tokens": method.draft_tokens} if drafts else {}),
         ):
             yield Token(0, response.token, response.text, call)

@@ -89,6 +89,11 @@ def attention(
       [B, H, N, D']
     """
     B, H, N, _ = queries.shape
+    if isinstance(keys, tuple):  # quantised, see target_model/packed_cache.py
+        quantised: mx.array = base.scaled_dot_product_attention(
+            queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
+        )
+        return quantised
     T = keys.shape[2]
     known = mask is None or isinstance(mask, str) or mask.dtype == mx.bool_
     if B * H * N * T < FEW_SCORES or not known or queries.dtype != mx.float32 or sinks is not None:

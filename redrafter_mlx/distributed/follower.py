@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache
 
 from redrafter_mlx.cpu.door import threads_by_rows
 from redrafter_mlx.distributed.collectives import sums
@@ -17,6 +17,7 @@ from redrafter_mlx.runtime.launched import wait_for_loss
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.target_model.plain_caches import plain_caches
 from redrafter_mlx.target_model.plans import Pending
 
 
@@ -84,7 +85,8 @@ class Follower:
     def _call_plainly(self, command: Command) -> None:
         fields = command.fields
         live = {*fields["live"]}
-        caches = self._plain.get(fields["before"]) or make_prompt_cache(self._target.model)
+        packing = self._target.packing if fields["quantised"] else None
+        caches = self._plain.get(fields["before"]) or plain_caches(self._target.model, packing)
         for cache in caches:
             cache.trim(cache.offset - fields["offset"])
         self._plain = {n: c for n, c in self._plain.items() if n in live and c is not caches}

@@ -25,6 +25,8 @@ from redrafter_mlx.errors import MismatchError
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.kv_cache import Snapshot, TreeCache
 from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.target_model.packed_cache import Packing
+from redrafter_mlx.target_model.plain_caches import are_quantised
 from redrafter_mlx.target_model.recurrent.state_cache import Recurrences, States
 
 
@@ -93,8 +95,9 @@ class MirroredCache(TreeCache):
         windows: Mapping[int, int],
         mirror: Mirror,
         origin: Origin,
+        packing: Packing | None = None,
     ) -> None:
-        super().__init__(n_layers, states, windows)
+        super().__init__(n_layers, states, windows, packing=packing)
         self._mirror = mirror
         self.origin = origin
 
@@ -140,7 +143,9 @@ class MirroredCache(TreeCache):
         self.origin, self._mirror.last = before.origin, before.last
 
     def _with(self, cache: TreeCache, origin: Origin) -> MirroredCache:
-        whole = MirroredCache(len(self.layers), self.states, self.windows, self._mirror, origin)
+        whole = MirroredCache(
+            len(self.layers), self.states, self.windows, self._mirror, origin, self.packing
+        )
         whole.layer_buffers, whole.excess = cache.layer_buffers, cache.excess
         return whole
 
@@ -148,8 +153,8 @@ class MirroredCache(TreeCache):
 class MirroredTarget(Target):
     """A target whose calls all ranks make; see Target."""
 
-    def __init__(self, model: nn.Module, mirror: Mirror) -> None:
-        super().__init__(model)
+    def __init__(self, model: nn.Module, mirror: Mirror, *, kv_bits: int | None = None) -> None:
+        super().__init__(model, kv_bits=kv_bits)
         self._mirror = mirror
         self.plain = MirroredModel(self.model, mirror)
         self.builds_ahead, self.submits_ahead = mirror.sharing == "tensor", False
@@ -165,7 +170,9 @@ class MirroredTarget(Target):
 
     def new_cache(self, *, whole: bool = False) -> MirroredCache:
         assert not whole, "other ranks keep windows"
-        return MirroredCache(self.n_caches, self.states, self.windows, self._mirror, Made("new"))
+        return MirroredCache(
+            self.n_caches, self.states, self.windows, self._mirror, Made("new"), self.packing
+        )
 
     def append(self, tokens: mx.array, cache: TreeCache, start: int, length: int = 0) -> mx.array:
         assert isinstance(cache, MirroredCache)
@@ -208,9 +215,11 @@ class MirroredTarget(Target):
         return hidden, logits
 
 
-def target_of(model: nn.Module, mirror: Mirror | None) -> Target:
+def target_of(model: nn.Module, mirror: Mirror | None, kv_bits: int | None = None) -> Target:
     """Return the target of a model that this process has alone, or shares with other ranks."""
-    return Target(model) if mirror is None else MirroredTarget(model, mirror)
+    if mirror is None:
+        return Target(model, kv_bits=kv_bits)
+    return MirroredTarget(model, mirror, kv_bits=kv_bits)
 
 
 class MirroredModel(nn.Module):
@@ -235,11 +244,16 @@ class MirroredModel(nn.Module):
             writer,
             before=None if before is None else before.number,
             offset=0 if first is None else first.offset,
+            quantised=cache is not None and are_quantised(cache),
             tokens=writer.array(tokens),
         )
         logits: mx.array = self.model(mx.depends(tokens, sent), cache=cache)
         self._mirror.last = logits
         if cache is not None:
             self._caches[cache[0]] = stored
-            cache[-1].keys = mx.depends(cache[-1].keys, logits)  # see MirroredCache.called
+            first, *others = (
+                cache[-1].keys if isinstance(cache[-1].keys, tuple) else [cache[-1].keys]
+            )
+            first = mx.depends(first, logits)  # see MirroredCache.called
+            cache[-1].keys = (first, *others) if others else first
         return logits

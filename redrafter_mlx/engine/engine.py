@@ -75,7 +75,7 @@ class Redrafter:
     ) -> None:
         """`load` finds drafters by name; here they are objects.
 
-        target: the model's, if it was made before
+        target: the model's, if it was made before; `Target(model, kv_bits=8)` quantises caches
         mirror: sends the target's calls to the other ranks; None if there are none
         thread: computes for other engines, too; by default this one has a thread of its own
         keeper: keeps the answers, for a drafter to learn from
@@ -168,7 +168,9 @@ class Redrafter:
 
         def check() -> None:
             with self.target.lock:
-                check_once(self.target)
+                # With caches of whole numbers: what is checked is the model's attention to trees.
+                packed = self.target.packing is not None
+                check_once(target_of(self.model, self.mirror) if packed else self.target)
 
         self.thread.run(check)
 

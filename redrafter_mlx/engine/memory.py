@@ -33,6 +33,10 @@ _PREFIX_SHARE = 2
 shrinks when answers need it."""
 
 
+_DEQUANTISED = 2
+"""Layers of a quantised cache that are in memory dequantised: MLX begins one before it frees the
+one before."""
+
 _CHECKPOINTS = 2
 """States, and windows, that are kept while an answer is generated besides the current one."""
 
@@ -41,7 +45,8 @@ class MemoryBudget:
     """The memory that the answers of one model may use together.
 
     limit, weights: bytes that MLX may hold, and those of the weights
-    work, slot: bytes of a sequence's work in a step, and of one of its cache slots; the most so far
+    work, slot: bytes of a sequence's work in a step, and of one of its cache slots, with what is
+                dequantised of it in a call; the most so far
     prefix_bytes: limit of the prefix cache
     pool: what it shares with the other engines of its thread
     """
@@ -99,7 +104,8 @@ class MemoryBudget:
     def _measure(self, cache: TreeCache, drafters: int = 0) -> None:
         fixed = sum(a.nbytes for layer in cache.forgetful for a in layer.arrays)
         slots = cache.nbytes - fixed + drafters
-        self.slot = max(self.slot, slots / max(cache.capacity, 1))
+        slot = slots / max(cache.capacity, 1) + _DEQUANTISED * cache.unpacked_slot_bytes
+        self.slot = max(self.slot, slot)
         self._state = max(self._state, cache.state_bytes)
         self._rings = {**self._rings, **cache.ring_bytes}
 

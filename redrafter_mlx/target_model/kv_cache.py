@@ -8,13 +8,13 @@ A write after attention, to move the path to its slots at once, would copy every
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
 from redrafter_mlx.speculation.tree import TokenTree
+from redrafter_mlx.target_model.cache_layers import CacheLayers
 from redrafter_mlx.target_model.cache_slots import (
     SPARE_STEP,
     extent_of,
@@ -22,6 +22,7 @@ from redrafter_mlx.target_model.cache_slots import (
     round_up,
 )
 from redrafter_mlx.target_model.layer_cache import LayerBuffers, LayerCache
+from redrafter_mlx.target_model.packed_cache import Packing
 from redrafter_mlx.target_model.plans import (
     MAX_EXCESS,
     RING_SLACK,
@@ -32,12 +33,10 @@ from redrafter_mlx.target_model.plans import (
     fork_plan,
     in_place,
     level_plan,
-    ring_size,
     tree_plan,
 )
 from redrafter_mlx.target_model.recurrent.interface import AcceptedPath
-from redrafter_mlx.target_model.recurrent.state_cache import Recurrences, StateCache, States
-from redrafter_mlx.target_model.window_cache import WindowCache
+from redrafter_mlx.target_model.recurrent.state_cache import Recurrences, States
 
 
 @dataclass(frozen=True)
@@ -48,19 +47,10 @@ class Snapshot:
     pending: Pending | None
 
 
-class TreeCache:
-    """The caches of all layers of a target, for a batch of sequences.
+class TreeCache(CacheLayers):
+    """The caches of all layers of a target, for a batch of sequences; see CacheLayers.
 
-    states:    of the layers that keep a recurrent state, by index
-    windows:   sizes of the sliding windows of layers that attend to no more, by index
-    whole:     whether those layers keep all positions
-    rings:     the numbers of slots of those that do not, by the size of the window
-    attention: the layers that keep keys and values
-    recurrent: those that keep a recurrent state
-    forgetful: those whose state is not that of a prefix: recurrent ones, and those that keep a
-               sliding window
-    kinds:     one layer of each size, which is full where the others are
-    excess:    upper bound of the number of slots after the committed text that were written
+    excess: upper bound of the number of slots after the committed text that were written
     has_checkpoints: whether `shared` takes states of an earlier position
     """
 
@@ -73,39 +63,12 @@ class TreeCache:
         windows: Mapping[int, int] | None = None,
         *,
         whole: bool = False,
+        packing: Packing | None = None,
     ) -> None:
-        self.states, self.windows, self.whole = states or {}, windows or {}, whole
-        self.layers = [self._layer(i) for i in range(n_layers)]
-        self.attention = [layer for layer in self.layers if isinstance(layer, LayerCache)]
-        self.recurrent = [layer for layer in self.layers if isinstance(layer, StateCache)]
-        self.forgetful = [x for x in self.layers if isinstance(x, (StateCache, WindowCache))]
-        kept = {} if whole else {size: ring_size(size) for size in self.windows.values()}
-        self.rings = dict(sorted(kept.items()))
-        self.kinds = list({layer.ring: layer for layer in self.attention}.values())
+        super().__init__(n_layers, states, windows, whole=whole, packing=packing)
         self.plan: LayerPlan | None = None
         self.pending: Pending | None = None
         self.excess = 0
-
-    def _layer(self, i: int) -> LayerCache | StateCache:
-        window = self.windows.get(i)
-        if i in self.states:
-            return StateCache(self.states[i])
-        return LayerCache(window) if window is None or self.whole else WindowCache(window)
-
-    @property
-    def layer_buffers(self) -> Sequence[LayerBuffers]:
-        """The buffers of every layer."""
-        return [layer.buffers for layer in self.layers]
-
-    @layer_buffers.setter
-    def layer_buffers(self, given: Sequence[LayerBuffers]) -> None:
-        for layer, buffers in zip(self.layers, given, strict=True):
-            layer.buffers = buffers
-
-    @property
-    def masked_windows(self) -> set[int]:
-        """Sizes of the sliding windows that calls asked masks for."""
-        return set().union(*(layer.windows for layer in self.attention))
 
     def plan_call(self, plan: LayerPlan) -> None:
         """Set the plan of the next call, and grow the buffers for it.
@@ -182,10 +145,10 @@ class TreeCache:
         given, pending = [self.layers[i] for i in layers], self.pending
         pairs = [layer for layer in given if isinstance(layer, LayerCache)]
         assert len(pairs) == len(given), "recurrent states have no keys"
-        nodes = None if pending is None else pairs[0].tree_keys
+        nodes = [] if pending is None else pairs[0].tree_nodes
         of_nodes = []
-        if pending is not None and nodes is not None:
-            length, of_nodes = pending.length, [pending.positions(nodes.shape[2])]
+        if pending is not None and nodes:
+            length, of_nodes = pending.length, [pending.positions(nodes[0].shape[2])]
         extents = [min(extent_of(bound), layer.capacity) for layer in pairs]
         each = [*zip(pairs, extents, strict=True)]
         slots = {(layer.ring, n): layer.positions(length, n) for layer, n in each}
@@ -261,11 +224,6 @@ class TreeCache:
         self.pending = replace(self.pending, n_accepted=n_accepted)
         return roots + n_accepted
 
-    def _holding(self, buffers: Sequence[LayerBuffers], excess: int) -> TreeCache:
-        cache = TreeCache(len(self.layers), self.states, self.windows, whole=self.whole)
-        cache.layer_buffers, cache.excess = buffers, excess
-        return cache
-
     def trim(self, slots: int) -> None:
         """Flush, and keep only the first slots, computed, with little spare capacity after them.
 
@@ -280,13 +238,6 @@ class TreeCache:
                 mx.eval(layer.arrays)
                 mx.clear_cache()  # MLX would hold on to the freed buffers
 
-    def trimmed_size(self, slots: int) -> tuple[int, int]:
-        """Return the bytes and the number of the buffers that `trim` leaves; computes nothing."""
-        kept = round_up(slots, SPARE_STEP)
-        count = sum(2 for layer in self.attention if layer.used)
-        count += sum(len(layer.states) for layer in self.recurrent)
-        return sum(layer.trimmed_bytes(kept) for layer in self.layers), count
-
     def snapshot(self) -> Snapshot:
         """Return the state to restore if a step is built but not submitted.
 
@@ -298,44 +249,24 @@ class TreeCache:
         """Undo a step that was built but not submitted."""
         self.layer_buffers, self.pending = before.layer_buffers, before.pending
 
-    @property
-    def buffers(self) -> list[mx.array]:
-        """All arrays that hold state, for evaluation."""
-        of_states = [a for state in self.recurrent for a in state.arrays]
-        held = [a for layer in self.attention for a in layer.buffers]
-        return [a for a in held if isinstance(a, mx.array)] + of_states
-
-    @property
-    def capacity(self) -> int:
-        """T, the number of slots of each sequence."""
-        return max((layer.capacity for layer in self.attention), default=0)
+    def _holding(self, buffers: Sequence[LayerBuffers], excess: int) -> TreeCache:
+        cache = TreeCache(
+            len(self.layers), self.states, self.windows, whole=self.whole, packing=self.packing
+        )
+        cache.layer_buffers, cache.excess = buffers, excess
+        return cache
 
     @property
     def _moves(self) -> mx.array | None:
         """The slots of the last tree's nodes; None if no path is pending, or it is in its slots."""
-        nodes = self.attention[0].tree_keys if self.attention else None
-        return None if self.pending is None or nodes is None else self.pending.moves(nodes.shape[2])
+        if self.pending is None or not self.attention:
+            return None
+        first = self.attention[0]
+        nodes = first.buffers[first.n_arrays]  # without a call: this is part of every step
+        return self.pending.moves(nodes.shape[2]) if isinstance(nodes, mx.array) else None
 
     @property
     def _accepted(self) -> AcceptedPath | None:
         """The pending path of recurrent states."""
         pending = self.pending if self.states else None
         return None if pending is None else AcceptedPath(pending.path, pending.n_accepted)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(a.nbytes for a in self.buffers)
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of the recurrent states, which do not grow with the text."""
-        return sum(a.nbytes for layer in self.recurrent for a in layer.arrays)
-
-    @property
-    def ring_bytes(self) -> Mapping[int, int]:
-        """Bytes of one slot of all layers with a ring of so many slots, by that number."""
-        found = Counter[int]()
-        for layer in self.attention:
-            if layer.ring is not None:
-                found[layer.ring] += layer.slot_bytes
-        return found

@@ -39,7 +39,9 @@ class LayerCache:
                      after a chain, whose nodes are already in their slots
 
     plan:    of the next call
-    buffers: keys, values, tree_keys, tree_values
+    buffers: keys, values, tree_keys, tree_values; the first half are in slots, the others in tree
+             order, and a subclass may hold more arrays in each half
+    n_arrays: number of arrays in each half
     offset:  the rotary position(s) of its query rows, an int or an array
     window:  size of the sliding window; None if the layer attends to all positions, or if its
              masks alone say to which
@@ -51,13 +53,14 @@ class LayerCache:
     """
 
     ring: int | None = None
+    n_arrays = 2
 
     def __init__(self, window: int | None = None) -> None:
         self.window = window
         self.plan: LayerPlan | None = None
         self.offset: int | mx.array = 0
         self.windows: frozenset[int] = frozenset()
-        self.buffers: LayerBuffers = (None,) * 4
+        self.buffers: LayerBuffers = (None,) * (2 * self.n_arrays)
 
     def make_mask(
         self, n: int, return_array: bool = False, window_size: int | None = None
@@ -110,7 +113,7 @@ class LayerCache:
             old_keys = mx.put_along_axis(old_keys, here.moves, tree_keys, axis=2)
             old_values = mx.put_along_axis(old_values, here.moves, tree_values, axis=2)
         if keys.shape[2] > 1:
-            keys, values = _finite_drafts(keys, values)
+            keys, values = finite_drafts(keys, values)
         kept = (keys, values) if plan.keep else (None, None)
         if here.apart:
             self.buffers = old_keys, old_values, *kept
@@ -133,8 +136,9 @@ class LayerCache:
 
     def grow(self, capacity: int) -> None:
         """Grow the buffers to at least so many slots."""
-        if self.keys is not None and self.values is not None and self.capacity < capacity:
-            self.buffers = grown(self.keys, capacity), grown(self.values, capacity), *self._tree
+        if self.used and self.capacity < capacity:
+            larger = [grown(a, capacity) for a in self.slots]
+            self.buffers = *larger, *self.buffers[self.n_arrays :]
 
     @property
     def keys(self) -> mx.array | None:
@@ -150,45 +154,46 @@ class LayerCache:
 
     @values.setter
     def values(self, values: mx.array | None) -> None:
-        self.buffers = self.keys, values, *self._tree
+        self.buffers = self.keys, values, *self.buffers[2:]
 
     @property
-    def tree_keys(self) -> mx.array | None:
-        return cast("Buffers", self.buffers)[2]
+    def slots(self) -> list[mx.array]:
+        """The arrays [B, K, T, size] of all slots; empty before the first call."""
+        return [a for a in self.buffers[: self.n_arrays] if isinstance(a, mx.array)]
 
     @property
-    def _tree(self) -> tuple[mx.array | None, mx.array | None]:
-        return cast("Buffers", self.buffers)[2:]
+    def tree_nodes(self) -> list[mx.array]:
+        """The same of the last tree's nodes, in tree order; empty if these are in their slots."""
+        return [a for a in self.buffers[self.n_arrays :] if isinstance(a, mx.array)]
 
     @property
     def capacity(self) -> int:
         """T, the number of slots of each sequence."""
-        return 0 if self.keys is None else self.keys.shape[2]
+        first = self.buffers[0]
+        return first.shape[2] if isinstance(first, mx.array) else 0
 
     @property
     def arrays(self) -> list[mx.array]:
         """All arrays that it holds."""
-        return [a for a in cast("Buffers", self.buffers) if a is not None]
+        return [*self.slots, *self.tree_nodes]
 
     @property
     def used(self) -> bool:
         """Whether calls have used it."""
-        return self.keys is not None
+        return self.buffers[0] is not None
 
     def committed(self, slots: int, nodes: bool) -> tuple[mx.array, mx.array]:
         """Return keys and values of the first slots, and after them of the last tree's `nodes`."""
-        keys, values, tree_keys, tree_values = cast("Buffers", self.buffers)
-        assert keys is not None
-        assert values is not None
-        keys, values = keys[:, :, :slots], values[:, :, :slots]
-        if not nodes:
-            return keys, values
-        assert tree_keys is not None
-        assert tree_values is not None
-        return (
-            mx.concatenate([keys, tree_keys], axis=2),
-            mx.concatenate([values, tree_values], axis=2),
-        )
+        held = [a[:, :, :slots] for a in self.slots]
+        if nodes:
+            both = zip(held, self.tree_nodes, strict=True)
+            held = [mx.concatenate([*each], axis=2) for each in both]
+        return self._unpacked(held)
+
+    def _unpacked(self, arrays: Sequence[mx.array]) -> tuple[mx.array, mx.array]:
+        """Return the keys and values in arrays of some slots."""
+        keys, values = arrays
+        return keys, values
 
     def positions(self, length: mx.array, extent: int) -> mx.array:
         """Return the position [B, extent] in each slot, -1 if it is not of the first `length`."""
@@ -197,8 +202,9 @@ class LayerCache:
 
     def after(self, array: mx.array) -> None:
         """Make the buffers depend on the array."""
-        if self.keys is not None:
-            self.keys = mx.depends(self.keys, array)
+        first, *others = self.buffers
+        if isinstance(first, mx.array):
+            self.buffers = mx.depends(first, array), *others
 
     def take(self, index: mx.array, slots: int | None) -> LayerBuffers:
         """Return the buffers of some batch rows of a flushed cache, their first slots or all."""
@@ -210,10 +216,8 @@ class LayerCache:
 
     def joined(self, others: Sequence[LayerCache]) -> LayerBuffers:
         """Return the buffers of several flushed caches' batch rows."""
-        parts = [layer for layer in (self, *others) if layer.keys is not None]
-        keys = concatenate_padded([part.keys for part in parts if part.keys is not None])
-        values = concatenate_padded([part.values for part in parts if part.values is not None])
-        return keys, values, None, None
+        parts = zip(*(layer.slots for layer in (self, *others) if layer.used), strict=True)
+        return *map(concatenate_padded, parts), *(None,) * self.n_arrays
 
     def trim(self, slots: int) -> None:
         """Keep only the first slots, computed; buffers of the right size are not copied."""
@@ -229,29 +233,25 @@ class LayerCache:
     @property
     def slot_bytes(self) -> int:
         """Bytes of one slot of all rows."""
-        held = [a for a in (self.keys, self.values) if a is not None]
-        return sum(a.nbytes // a.shape[2] for a in held)
+        return sum(a.nbytes // a.shape[2] for a in self.slots)
 
     def _slots(self, slots: int | None) -> int | None:
         """Return how many slots hold the first `slots` positions; None if that may be any."""
         return slots
 
     def _mapped(self, function: Callable[[mx.array], mx.array]) -> LayerBuffers:
-        if self.keys is None or self.values is None:
-            return (None, None, None, None)
-        return function(self.keys), function(self.values), None, None
+        nothing = (None,) * self.n_arrays
+        return (*map(function, self.slots), *nothing) if self.used else (*nothing, *nothing)
 
     def move(self, slots: mx.array) -> None:
         """Write the last tree's nodes to their slots [B, 1, M, 1], and drop them."""
-        keys, values, tree_keys, tree_values = cast("Buffers", self.buffers)
-        if keys is not None and values is not None and tree_keys is not None:
-            assert tree_values is not None
-            keys = mx.put_along_axis(keys, slots, tree_keys, axis=2)
-            values = mx.put_along_axis(values, slots, tree_values, axis=2)
-        self.buffers = keys, values, None, None
+        if nodes := self.tree_nodes:
+            each = zip(self.slots, nodes, strict=True)
+            moved = [mx.put_along_axis(held, slots, tree, axis=2) for held, tree in each]
+            self.buffers = *moved, *(None,) * self.n_arrays
 
 
-def _finite_drafts(keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+def finite_drafts(keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
     """Replace what is not finite in a tree's rows [B, K, N, head size] by 0, except in the root's.
 
     Every node attends to the root, which is committed, so it stays as the model computes it.

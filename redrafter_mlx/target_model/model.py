@@ -19,7 +19,7 @@ from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import ArraysCache, KVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, KVCache
 
 from redrafter_mlx.cpu.door import prepare_for, threads_by_rows
 from redrafter_mlx.errors import MismatchError
@@ -27,8 +27,6 @@ from redrafter_mlx.runtime.process import ModelLock
 from redrafter_mlx.runtime.wired_memory import WIRED_MEMORY
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.adapter import (
-    FAILURES,
-    failing,
     find_backbone,
     find_embedding,
     find_head,
@@ -44,8 +42,9 @@ from redrafter_mlx.target_model.adapter import (
 from redrafter_mlx.target_model.cache_forms import check_cache, with_caches_of
 from redrafter_mlx.target_model.compiled import TreeCall
 from redrafter_mlx.target_model.kv_cache import TreeCache
+from redrafter_mlx.target_model.packed_cache import Packing
+from redrafter_mlx.target_model.probe import packing_of, probe
 from redrafter_mlx.target_model.recurrent.mixers import Mixers
-from redrafter_mlx.target_model.recurrent.state_cache import StateCache
 from redrafter_mlx.target_model.row_masks import (
     Backbone,
     call_on_rows,
@@ -65,6 +64,7 @@ class Target:
     n_caches:    number of caches: layers without attention or a recurrence have none
     states:      by index of those that hold a recurrent state, what computes it
     windows:     by index of those whose layers attend to a sliding window alone, its size
+    packing:     how the caches quantise keys and values of whole texts; None if they do not
     model:       the caller's own, or the language model in it
     plain:       the same, for mlx-lm's own loops on its own caches
     dtype:       of the hidden states
@@ -76,8 +76,11 @@ class Target:
     has_all_keys: whether its caches hold the keys of all heads and layers
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        """Raise UnsupportedModelError, naming the model, for state that a tree cannot share."""
+    def __init__(self, model: nn.Module, *, kv_bits: int | None = None) -> None:
+        """Raise UnsupportedModelError, naming the model, for state that a tree cannot share.
+
+        kv_bits: quantise keys and values of whole texts to so many bits, see `packed_cache`
+        """
         whole = cast(nn.Module, getattr(model, "language_model", model))
         self.model_type = str(getattr(whole, "model_type", type(whole).__module__))
         _, backbone = find_backbone(whole, self.model_type)
@@ -101,15 +104,16 @@ class Target:
         self._backbone = view
         self._head = head_of(whole, self.model_type)
         self.context_layers: tuple[int, ...] = ()
+        self.packing: Packing | None = None
         self.embedding = find_embedding(backbone, self.model_type)
         sample = self.embedding(mx.array([[0]]))
         self.dtype: mx.Dtype = sample.dtype
         self.hidden_size = int(sample.shape[-1])
-        self._try_call()
+        self._probe(kv_bits)
         self.vocab_size = int(self._head(sample).shape[-1])
         self._connect(view)
         if not reads_windows(self._read, Target.new_cache(self)):
-            self.windows: dict[int, int] = {}
+            self.windows = dict[int, int]()
             self._connect(view)
         own = not self.states and not any(form.is_list for form in self._forms)
         self.row_masks = own and (
@@ -171,7 +175,8 @@ class Target:
 
     def new_cache(self, *, whole: bool = False) -> TreeCache:
         """Return an empty cache; a whole one keeps all positions of layers with a window."""
-        return TreeCache(self.n_caches, self.states, self.windows, whole=whole)
+        packing = self.packing
+        return TreeCache(self.n_caches, self.states, self.windows, whole=whole, packing=packing)
 
     def mlx_lm_caches(self) -> list[KVCache | ArraysCache]:
         """Return empty caches of mlx-lm, for `hidden` on one text after the other."""
@@ -248,55 +253,22 @@ class Target:
         read = with_caches_of(self._forms, self._used, read)
         self._read = self._rotations.sharing(with_grouped_masks(read) if self._grouped else read)
         head, size = self._head, self.hidden_size  # and not `self`, which holds the graphs
-        new_cache = partial(TreeCache, self.n_caches, self.states, self.windows)
+        new_cache = partial(
+            TreeCache, self.n_caches, self.states, self.windows, packing=self.packing
+        )
         self.tree_call = TreeCall(
             self._read, lambda hidden: head(hidden[..., -size:]), self._linears, new_cache
         )
 
-    def _try_call(self) -> None:
-        """Find out which layers keep keys, and which form of row masks the backbone takes.
-
-        The backbone is called, but nothing is computed. Raises UnsupportedModelError for one that
-        returns or masks something else, and its own error if it cannot even be called.
-        """
-        tokens = mx.zeros((1, 2), mx.int32)
-        sizes = [size for form in self._forms for size in form.states]
-        windows = [size for form in self._forms for size in form.windows]
-        unknown = {i: (None,) * size for i, size in enumerate(sizes) if size}
-        cache = TreeCache(len(sizes), unknown)
-        backbone = with_caches_of(self._forms, [True] * len(sizes), self._backbone)
-        try:
-            hidden = call_on_rows(backbone, cache)
-            self._grouped = hidden is None
-            if hidden is None:
-                cache = TreeCache(len(sizes), unknown)
-                cache.plan_prompt(0, 2)
-                hidden = backbone(tokens, cache=cache.layers)
-        except FAILURES as failure:
-            self._backbone(tokens, cache=make_prompt_cache(self.model))
-            raise failing(self.model_type, "our caches", failure) from failure
-        if hidden.shape[-1] != self.hidden_size:
-            raise unsupported(
-                self.model_type, "its output layer is not apart from the module of its layers"
-            )
-        held, masked = {size for size in windows if size is not None}, cache.masked_windows
-        if not held <= masked:
-            raise unsupported(
-                self.model_type,
-                f"its caches hold {sorted(held)} positions, its masks {sorted(masked)}",
-            )
-        found = [layer.recurrences for layer in cache.recurrent]
-        if any(None in recurrences for recurrences in found):
-            raise unsupported(
-                self.model_type, "it keeps ArraysCache, for a recurrence that has no form for trees"
-            )
-        self._used = [layer.used for layer in cache.layers]
-        used = [layer for layer in cache.layers if layer.used]
-        self.n_caches = len(used)
-        states = [(i, layer) for i, layer in enumerate(used) if isinstance(layer, StateCache)]
-        self.states = {i: tuple(layer.recurrences) for i, layer in states}
-        of_used = [size for size, used in zip(windows, self._used, strict=True) if used]
-        self.windows = {i: size for i, size in enumerate(of_used) if size is not None}
+    def _probe(self, kv_bits: int | None) -> None:
+        """Find out how the model uses our caches; see `probe`."""
+        backbone, forms = self._backbone, self._forms
+        probed = probe(self.model, backbone, forms, self.hidden_size, self.model_type)
+        self._grouped, self._used = probed.grouped, probed.used
+        self.n_caches = sum(probed.used)
+        self.states, self.windows = {**probed.states}, {**probed.windows}
+        if kv_bits is not None:
+            self.packing = packing_of(probed, backbone, forms, kv_bits, self.model_type)
 
     def _check_layers(self, indices: Sequence[int]) -> None:
         """Raise MismatchError, naming the layer, for one that the model does not have."""

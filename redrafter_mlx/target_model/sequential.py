@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import make_prompt_cache
 
 from redrafter_mlx.speculation.sampling import log_softmax
+from redrafter_mlx.target_model.packed_cache import Packing
+from redrafter_mlx.target_model.plain_caches import plain_caches
 
 CHUNK = 2048
 """Number of prompt tokens in one call, as in mlx-lm's loop. Of these calls only the cache is
@@ -16,15 +17,26 @@ LAST = 64
 """Maximum number of prompt tokens in the call that ends a prompt; it computes logits for each."""
 
 
-def sequential_log_probs(model: nn.Module, text: list[int], start: int, rows: int) -> mx.array:
+def sequential_log_probs(
+    model: nn.Module,
+    text: list[int],
+    start: int,
+    rows: int,
+    packing: Packing | None = None,
+    *,
+    shaken: bool = False,
+) -> mx.array:
     """Return log-probabilities [P, V] after each token of `text` from `start` - 1 on.
 
     With one row, the calls are those of mlx-lm's loop: the prompt, which ends before `start`,
     without its last token, then one token at a time. With several, they are like those of our loop:
     the whole prompt, then `rows` tokens at a time. The difference is the noise of the arithmetic:
     kernels for one query row and for several round differently.
+
+    packing: of the keys and values in the cache
+    shaken:  as in `plain_caches`
     """
-    cache = make_prompt_cache(model)
+    cache = plain_caches(model, packing, shaken=shaken)
 
     def call(begin: int, end: int) -> mx.array:
         logits: mx.array = model(mx.array([text[begin:end]]), cache=cache)

@@ -35,7 +35,7 @@ class Setup:
     chip:    the device's name
     model:   fingerprint of the target's tensors: names, shapes and types
     drafter: the same of the drafter, or its kind if it has no tensors
-    dtype:   type of the target's hidden states
+    dtype:   type of the target's hidden states, and the bits of quantised keys and values
     mlx:     MLX's version
     others:  the system, and the versions of mlx-lm and this package
     blas:    the library of matrix products on a CPU
@@ -60,11 +60,12 @@ class Setup:
 
 def setup_of(model: nn.Module, target: Target, drafter: str) -> Setup:
     """Return the setup that times hold for; `drafter` is equal for drafters with equal times."""
+    bits = "" if target.packing is None else f", {target.packing.bits}-bit keys and values"
     return Setup(
         chip=f"{mx.default_device().type.name} {chip_name()}",
         model=f"{target.model_type} {shapes_hash(model)}",
         drafter=drafter,
-        dtype=dtype_name(target.dtype),
+        dtype=dtype_name(target.dtype) + bits,
         mlx=metadata.version("mlx"),
         blas=BLAS.library or BLAS.note,
         launch=launch_name(),

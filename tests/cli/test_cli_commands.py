@@ -158,6 +158,7 @@ def test_stdin_is_the_prompt_and_raw_takes_it_to_the_letter(
         (["generate", "-p", "x", "--stop", ""], "stop is", 1),
         (["generate", "-p", "x", "--dtype", "int8"], "dtype is 'int8'", 1),
         (["generate", "-p", "x", "--quantize", "5"], "quantize is 5", 1),
+        (["generate", "-p", "x", "--kv-bits", "3"], "kv_bits is 3", 1),
         (["generate", "-p", "x", "--drafter-bits", "5"], "drafter_bits is 5", 1),
         (["chat", "--beam-width", "0"], "beam_width is 0", 1),
         (["generate", "-p", "x", "--model", ""], "no model ''", 1),

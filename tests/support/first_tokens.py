@@ -1,9 +1,10 @@
 """Times to the first token of an agent's requests, with a server that this script starts.
 
-Usage: python tests/support/first_tokens.py MODEL TOKENS
+Usage: python tests/support/first_tokens.py MODEL TOKENS [--raw]
 
 The requests are Claude Code's in form: streams of the Messages API, whose prompt begins with the
-same system text of about TOKENS tokens. That is the documentation of this repository. The last
+same system text of about TOKENS tokens. That is the documentation of this repository. With --raw,
+for a model without a chat template, they are the same texts as streams of /v1/completions. The last
 line is JSON.
 """
 
@@ -28,6 +29,8 @@ from places import ROOT
 FORM = re.compile(r"http://127\.0\.0\.1:\d+")
 QUESTIONS = ("What is a tree?", "What is a beam?", "Who may ask?", "What is a drafter?")
 MAX_TOKENS = 32
+_PART = 10_000
+RAW = "--raw" in sys.argv[3:]
 Messages = list[dict[str, str]]
 
 
@@ -57,7 +60,7 @@ def served(model: str, cache: Path) -> Iterator[str]:
             found = None
             while found is None:
                 found = FORM.search(process.stderr.readline())
-            while httpx.get(f"{found[0]}/health").status_code != 200:
+            while httpx.get(f"{found[0]}/health", timeout=600).status_code != 200:
                 time.sleep(0.1)
             yield found[0]
         finally:
@@ -65,34 +68,53 @@ def served(model: str, cache: Path) -> Iterator[str]:
 
 
 def system_text(url: str, tokens: int) -> str:
-    """Return a text of about so many tokens: documents, cut where that many are reached."""
+    """Return a text of about so many tokens: documents, cut where that many are reached.
+
+    A part of it, of a few thousand tokens, tells how long the tokens are.
+    """
     text = "\n\n".join(path.read_text("utf-8") for path in sorted(ROOT.glob("docs/*/*.md")))
-    low, high = 0, len(text)
-    while high - low > 50:
-        middle = (low + high) // 2
-        low, high = (middle, high) if count(url, text[:middle]) <= tokens else (low, middle)
-    return text[:low]
+    part = text[len(text) // 2 :][:_PART]
+    return text[: tokens * _PART // count(url, part)]
 
 
 def count(url: str, system: str) -> int:
+    if RAW:
+        body: dict[str, object] = {"prompt": system, "max_tokens": 1}
+        found = httpx.post(f"{url}/v1/completions", json=body, timeout=600).json()
+        return int(found["usage"]["prompt_tokens"])
     body = {"system": system, "messages": [{"role": "user", "content": QUESTIONS[0]}]}
     found = httpx.post(f"{url}/v1/messages/count_tokens", json=body, timeout=600).json()
     return int(found["input_tokens"])
 
 
+def request(system: str, messages: Messages) -> tuple[str, dict[str, object]]:
+    """Return the path and the body of a request."""
+    body: dict[str, object] = {"max_tokens": MAX_TOKENS, "stream": True}
+    if not RAW:
+        return "/v1/messages", {**body, "system": system, "messages": messages}
+    spoken = [f"{message['role']}: {message['content']}" for message in messages]
+    prompt = "\n\n".join([system, *spoken, "assistant:"])
+    return "/v1/completions", {**body, "prompt": prompt, "stream_options": {"include_usage": True}}
+
+
 def ask(url: str, name: str, system: str, messages: Messages) -> Asked:
     """Send one request, and time its first token."""
-    body = {"system": system, "messages": messages, "max_tokens": MAX_TOKENS, "stream": True}
+    path, body = request(system, messages)
     began, first, text, usage = time.perf_counter(), 0.0, "", {}
-    with httpx.stream("POST", f"{url}/v1/messages", json=body, timeout=3600) as response:
+    with httpx.stream("POST", f"{url}{path}", json=body, timeout=3600) as response:
         for line in response.iter_lines():
-            event = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {}
-            if event.get("type") == "content_block_delta":
-                first = first or time.perf_counter()
-                text += event["delta"].get("text", "")
+            event = json.loads(line[6:]) if line.startswith("data: {") else {}
+            piece = event.get("delta", {}).get("text", "")
+            piece += "".join(choice["text"] for choice in event.get("choices", ()))
+            first = first or (time.perf_counter() if piece else 0.0)
+            text += piece
             usage = event.get("usage") or usage
-    cached = usage["cache_read_input_tokens"]
-    return Asked(name, first - began, usage["input_tokens"] + cached, cached, text)
+    if RAW:
+        prompt, cached = usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+    else:
+        cached = usage["cache_read_input_tokens"]
+        prompt = usage["input_tokens"] + cached
+    return Asked(name, first - began, prompt, cached, text)
 
 
 def turn(*texts: str) -> Messages:

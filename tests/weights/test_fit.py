@@ -353,6 +353,8 @@ def test_layers_with_a_window_are_counted_up_to_it() -> None:
         one = stored.size.cache_bytes(1) // 32
         assert stored.size.cache_bytes(100) == 3200 * one
         assert stored.size.cache_bytes(8192) == (full * 8192 + (32 - full) * 512) * one
+        packed = (full * 8192 * 8.5 / 16 + (32 - full) * 512) * one
+        assert stored.size.cache_bytes(8192, kv_bits=8) == packed
     ignored = of_config({**LLAMA, "vocab_size": 100, "sliding_window": 8}, 0)  # by mlx-lm, too
     assert ignored is not None
     assert ignored.size.cache_bytes(100) == 100 * ignored.size.cache_bytes(1)

@@ -82,11 +82,13 @@ class ModelSize:
         each = 8 * float_bytes if bits is None else quantised_bits(bits, float_bytes)
         return round(self.parameters * each / 8)
 
-    def cache_bytes(self, tokens: int, float_bytes: int = 2) -> int:
-        """Return the size of the KV cache of `tokens` tokens."""
+    def cache_bytes(self, tokens: int, float_bytes: int = 2, kv_bits: int | None = None) -> int:
+        """Return the size of the KV cache of `tokens` tokens; windows are not quantised."""
         in_windows, size = self.windows
-        positions = (self.layers - in_windows) * tokens + in_windows * min(tokens, size)
-        return 2 * positions * self.kv_heads * self.head_dim * float_bytes
+        bits = 8 * float_bytes if kv_bits is None else quantised_bits(kv_bits, float_bytes)
+        whole, windows = (self.layers - in_windows) * tokens, in_windows * min(tokens, size)
+        numbers = 2 * self.kv_heads * self.head_dim
+        return round(numbers * (whole * bits / 8 + windows * float_bytes))
 
     @property
     def drafter_bytes(self) -> int:

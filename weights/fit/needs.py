@@ -59,15 +59,21 @@ class Need:
 
 
 def needs(
-    stored: StoredModel, machine: Machine, *, context: int = CONTEXT, drafter: int | None = None
+    stored: StoredModel,
+    machine: Machine,
+    *,
+    context: int = CONTEXT,
+    drafter: int | None = None,
+    kv_bits: int | None = None,
 ) -> list[Need]:
     """Return what a model takes on a machine, for each way to load its stored weights.
 
     context: tokens to have room for, as far as the model can have them
     drafter: its size in 16 bits, None for that of a typical drafter
+    kv_bits: of the keys and values of whole texts, None for floats
     """
     floats = 4 if machine.on_cpu else 2
-    cache = stored.size.cache_bytes(stored.planned(context), floats)
+    cache = stored.size.cache_bytes(stored.planned(context), floats, kv_bits)
     drafter = stored.size.drafter_bytes if drafter is None else drafter
     weights: dict[int | None, int] = {
         None: stored.size.weight_bytes(None, floats) if machine.on_cpu else stored.nbytes
