@@ -48,6 +48,7 @@ class MemoryBudget:
     work, slot: bytes of a sequence's work in a step, and of one of its cache slots, with what is
                 dequantised of it in a call; the most so far
     prefix_bytes: limit of the prefix cache
+    host_bytes:   maximum size of what the host keeps of ended texts
     pool: what it shares with the other engines of its thread
     """
 
@@ -71,8 +72,8 @@ class MemoryBudget:
         self.pool = pool or MemoryPool()
         self.work = 8 * _NODES * target.vocab_size
         self.weights = sum(map(nbytes_of, (target.model, *modules)))
-        self._kept = min(kept_bytes, max(self.limit - self.weights, 0) // _KEPT_SHARE)
         free = max(self.limit - self.weights, 0)
+        self.host_bytes = min(kept_bytes, free // _KEPT_SHARE)
         given = options.prefix_bytes
         self.prefix_bytes = free // _PREFIX_SHARE if given is None else given
         self.slot, self._state = 1.0, 0  # until a drafter's memory was measured too
@@ -138,7 +139,8 @@ class MemoryBudget:
 
     def excess(self, needed: int) -> int:
         """Return how many bytes too few are free; 0 or less if `needed` bytes are free."""
-        return mx.get_active_memory() + self._kept + needed - self.limit
+        host = max(self.host_bytes, self.pool.host_bytes)  # of all models in memory
+        return mx.get_active_memory() + host + needed - self.limit
 
     def make_room(self, needed: int, prefixes: PrefixCache) -> bool:
         """Drop cached prefixes until `needed` bytes are free; False if that is not enough.

@@ -10,11 +10,18 @@ import mlx.core as mx
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
 
 
+class Reserving(Protocol):
+    """A member's budget; host_bytes: maximum size of what the host keeps of its ended texts."""
+
+    host_bytes: int
+
+
 class Member(Protocol):
     """What schedules the answers of one engine.
 
     running: number of answers that were admitted and are not over
     kept:    texts that it keeps for later prompts
+    memory:  what it may use
     """
 
     @property
@@ -22,6 +29,9 @@ class Member(Protocol):
 
     @property
     def kept(self) -> PrefixCache: ...
+
+    @property
+    def memory(self) -> Reserving: ...
 
 
 class MemoryPool:
@@ -43,6 +53,11 @@ class MemoryPool:
     def kept_bytes(self) -> int:
         """Size of all kept texts."""
         return sum(member.kept.nbytes for member in self.members)
+
+    @property
+    def host_bytes(self) -> int:
+        """Size of what the host keeps of ended texts, of all members together."""
+        return sum(member.memory.host_bytes for member in self.members)
 
     def add(self, new: Member) -> None:
         """Add a member, for as long as it exists."""
@@ -68,6 +83,7 @@ class MemoryPool:
 
         What is dropped is returned to the system.
         """
-        self.drop(mx.get_active_memory() + nbytes - limit)
+        needed = self.host_bytes + nbytes
+        self.drop(mx.get_active_memory() + needed - limit)
         mx.clear_cache()
-        return mx.get_active_memory() + nbytes <= limit
+        return mx.get_active_memory() + needed <= limit

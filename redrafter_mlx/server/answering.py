@@ -104,7 +104,8 @@ async def generate(
 
     async def take(number: int, request: Request, emitted: asyncio.Queue[Emitted | None]) -> None:
         def on_prefill(read: int, total: int) -> None:
-            loop.call_soon_threadsafe(chunks.put_nowait, (number, read, total))
+            with contextlib.suppress(RuntimeError):  # the loop is closed: others' answers go on
+                loop.call_soon_threadsafe(chunks.put_nowait, (number, read, total))
 
         async with turn():
             request = replace(request, on_prefill=None if reading is None else on_prefill)

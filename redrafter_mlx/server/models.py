@@ -172,7 +172,9 @@ class Models:
 
     def _fits(self, needed: int) -> bool:
         """Whether so many bytes fit beside what is in memory but for the texts that are kept."""
-        return mx.get_active_memory() - self.thread.pool.kept_bytes + needed <= self._limit
+        pool = self.thread.pool
+        used = mx.get_active_memory() + pool.host_bytes - pool.kept_bytes
+        return used + needed <= self._limit
 
     def _others(self, host: ModelHost) -> list[ModelHost]:
         """Return the models in memory but this one."""

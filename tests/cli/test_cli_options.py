@@ -102,7 +102,11 @@ def test_every_option_of_an_answer_is_on_the_command_line_but_those_named_here()
 
 def test_a_model_has_all_the_options_of_a_target() -> None:
     targets = {f.name for f in fields(TargetOptions)}
-    assert {f.name for f in fields(ModelOptions)} - targets == {"drafter", "drafter_bits", "kv_bits"}
+    assert {f.name for f in fields(ModelOptions)} - targets == {
+        "drafter",
+        "drafter_bits",
+        "kv_bits",
+    }
 
 
 @pytest.mark.parametrize(

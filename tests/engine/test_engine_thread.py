@@ -19,6 +19,7 @@ from waiting import wait_for
 from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.bench.measure.runner import Runner
 from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.drafting.earlier import EarlierTexts
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.request import Request
 from redrafter_mlx.engine.thread import EngineThread
@@ -127,6 +128,25 @@ def test_an_answer_waits_for_memory_that_another_engine_of_its_thread_uses(
         assert waiting.result().token_ids == want
     first.close()
     second.close()
+
+
+def test_what_the_host_keeps_of_ended_texts_is_counted_over_all_models(model: nn.Module) -> None:
+    thread, engines = EngineThread(), list[Redrafter]()
+    for tokens in (1000, 2000):
+        texts = (EarlierTexts(tokens),)
+        engines.append(Redrafter(model, byte_tokenizer(), host_drafters=texts, thread=thread))
+        engines[-1].generate(PROMPT, max_tokens=2)
+    each = [engine.core.scheduler.memory for engine in engines]
+    assert [budget.host_bytes for budget in each] == [256_000, 512_000]
+    for budget in each:
+        budget.limit = 10**9
+        free = budget.limit - mx.get_active_memory() - 768_000
+        assert budget.excess(free) == 0
+    engines.pop().close()
+    del budget, each[1]
+    gc.collect()
+    assert thread.pool.host_bytes == 256_000
+    engines.pop().close()
 
 
 def test_an_answer_waits_for_memory_that_is_reserved_for_a_model_until_it_is_loaded(
