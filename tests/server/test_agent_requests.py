@@ -21,6 +21,7 @@ from starlette.testclient import TestClient
 from waiting import wait_for
 
 from redrafter_mlx.server.app import create_app
+from redrafter_mlx.server.hosting import ModelHost
 from redrafter_mlx.server.models import Models
 from redrafter_mlx.server.options import ServerOptions
 
@@ -75,6 +76,26 @@ def test_a_recorded_conversation_is_answered_to_its_end(
     assert "All done, friend.<|im_end|>\n<|im_start|>user\n" in writer.rendered[-1]
     ignored = {message for message in caplog.messages if "ignored" in message}
     assert ignored == {IGNORED[agent]} - {None}
+
+
+@pytest.mark.parametrize("agent", IGNORED)
+def test_with_two_models_each_request_is_answered_by_the_one_that_it_names(agent: str) -> None:
+    """Two agents of a kind, each with a model of its own, whose requests come in turns."""
+    writers = {name: Scripted() for name in ("one", "two")}
+    hosts = []
+    for name, model in writers.items():
+        model.script = lambda _, name=name: f"All done by {name}."  # type: ignore[misc]
+        hosts.append(ModelHost(name, lambda model=model: model, starting=True))  # type: ignore[misc]
+    with TestClient(create_app(Models(hosts), ServerOptions()), "http://127.0.0.1") as api:
+        wait_for(lambda: api.get("/health").status_code == 200)
+        conversation = recorded(agent)
+        for path, body in conversation:
+            for name in writers:
+                answer = api.post(path, json={**body, "model": name})
+                assert answer.status_code == 200
+                assert f"All done by {name}." in said(answer.text)
+    assert writers["one"].rendered == writers["two"].rendered
+    assert len(writers["one"].rendered) == len(conversation)
 
 
 def said(stream: str) -> str:
