@@ -93,6 +93,20 @@ def broken(name: str, row: float, dtype: mx.Dtype = mx.float32) -> nn.Module:
     return model
 
 
+class OverflowsAt(nn.Module):
+    """A projection that overflows in some columns for one input."""
+
+    def __init__(self, inner: nn.Module, at: mx.array, columns: slice) -> None:
+        super().__init__()
+        self.inner, self.at, self.columns = inner, at, columns
+
+    def __call__(self, x: mx.array) -> mx.array:
+        out, far = self.inner(x), mx.max(mx.abs(x - self.at), axis=-1, keepdims=True)
+        columns = mx.arange(out.shape[-1])
+        inside = (columns >= self.columns.start) & (columns < self.columns.stop)
+        return mx.where((far < 1e-5) & inside, math.inf, out)
+
+
 CASES = [
     *((name, math.nan, mx.float32) for name in MODELS),
     ("llama", math.inf, mx.float32),
@@ -161,3 +175,38 @@ def test_if_the_target_chooses_such_a_token_the_text_is_still_that_of_plain_deco
         assert list(found.token_ids) == tokens
         return
     pytest.fail("no token came for the first time")
+
+
+UNTIED = {"tie_word_embeddings": False}
+WRITES = {
+    "keys of the delta rule": ("qwen3_5", "linear_attn", "in_proj_qkv", slice(16, 32)),
+    "values of the delta rule": ("qwen3_5", "linear_attn", "in_proj_qkv", slice(32, 56)),
+    "writes of a state space": ("mamba2", "mixer", "in_proj", slice(128, 140)),
+    "values of a fixed decay": ("bailing_hybrid", "attention", "query_key_value", slice(64, 96)),
+}
+
+
+@pytest.mark.parametrize("case", WRITES)
+def test_no_draft_is_accepted_if_a_recurrent_layer_overflows_at_it(case: str) -> None:
+    """Other nodes read 0 in its place, and so would the text after it."""
+    name, layer, projection, columns = WRITES[case]
+    model = random_model(name, seed=1, **{**HYBRIDS[name], "vocab_size": VOCAB, **UNTIED})
+    drafter = Guesses()
+    fine = plain_tokens(model, SHORT, N)
+    at = next(i for i in range(8, N) if fine[i] not in (*SHORT, *fine[:i]))
+    first = model.layers[0]
+    norm = first["input_layernorm" if "input_layernorm" in first else "norm"]
+    mixer, seen = first[layer], norm(embedded(model, fine[at]))
+    mixer[projection] = OverflowsAt(mixer[projection], seen, columns)
+    tokens = plain_tokens(model, SHORT, N)
+    assert tokens[: at + 1] == fine[: at + 1]
+    assert tokens != fine
+    engine = Redrafter(model, byte_tokenizer(), drafter)
+    drafter.text = SHORT + tokens
+    found = engine.generate(SHORT, raw=True, max_tokens=N, beam_width=3, beam_length=5)
+    assert list(found.token_ids) == tokens
+
+
+def embedded(model: nn.Module, token: int) -> mx.array:
+    tables = (module for _, module in model.named_modules() if isinstance(module, nn.Embedding))
+    return next(tables)(mx.array(token))

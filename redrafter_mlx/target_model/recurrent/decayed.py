@@ -14,7 +14,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from redrafter_mlx.speculation.constants import is_root
-from redrafter_mlx.target_model.recurrent.interface import AcceptedPath
+from redrafter_mlx.target_model.recurrent.interface import AcceptedPath, Tape
 
 
 def attended(
@@ -24,8 +24,8 @@ def attended(
     decay: mx.array,
     mask: mx.array,
     state: mx.array,
-) -> mx.array:
-    """Return S_i q_i at every node, from one read of the state.
+) -> tuple[mx.array, Tape]:
+    """Return S_i q_i at every node, from one read of the state, and the tape for `committed`.
 
     Shapes:
       queries, keys: [B, ..., N, Dk], values: [B, ..., N, Dv]
@@ -33,12 +33,14 @@ def attended(
       mask:  [B, 1, ..., N, N] bool, True = the second is the first or its ancestor
       state: [B, ..., Dv, Dk]
     Returns:
-      [B, ..., N, Dv]
+      [B, ..., N, Dv], and values, keys, decay
     """
+    failed = nan_if_not_finite(values) + nan_if_not_finite(mx.sum(keys, axis=-1, keepdims=True))
+    keys, values = finite(keys), finite(values)
     between = mx.exp(decay - decay.swapaxes(-1, -2))
     scores = mx.where(mask, (queries @ keys.swapaxes(-1, -2)) * between, 0)
     stored = (queries * mx.exp(decay)) @ state.swapaxes(-1, -2)
-    return mx.addmm(stored, scores, values)
+    return mx.addmm(stored, scores, values) + failed, (values, keys, decay)
 
 
 def committed(
@@ -61,6 +63,12 @@ def committed(
 def finite(x: mx.array) -> mx.array:
     """Replace what is not finite in nodes [..., N, size] by 0, except in the root; see LayerCache.
 
-    Other nodes than its descendants read 0 times a node's values.
+    Other nodes than its descendants read 0 times a node's values. `nan_if_not_finite` is added to
+    the node's own output, so that the draft is not accepted: plain decoding would not read 0.
     """
     return mx.where((x - x == 0) | is_root(x.shape[-2])[:, None], x, 0)
+
+
+def nan_if_not_finite(x: mx.array) -> mx.array:
+    """Return NaN where x is infinite or NaN, and 0 elsewhere."""
+    return x - x

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from redrafter_mlx.target_model.recurrent.decayed import attended, committed, finite
+from redrafter_mlx.target_model.recurrent.decayed import attended, committed
 from redrafter_mlx.target_model.recurrent.interface import AcceptedPath, Recurrence, Tape, TreeNodes
 
 
@@ -51,16 +51,15 @@ class FixedDecay(Recurrence):
         del mask
         count = mx.maximum(nodes.depths, 0) + 1
         decay = (count[:, None] * g[:, None])[..., None]  # [B, H, N, 1]
-        keys, values = finite(k.astype(mx.float32)), finite(v.astype(mx.float32))
         if h is None:
             h = mx.zeros((*k.shape[:2], k.shape[3], v.shape[3]))
         queries, state = q.astype(mx.float32) * scale, h.astype(mx.float32).swapaxes(-1, -2)
-        outputs = attended(queries, keys, values, decay, nodes.mask[:, None], state)
-        return (outputs.astype(q.dtype), None), (keys, values, decay)
+        keys, values = k.astype(mx.float32), v.astype(mx.float32)
+        outputs, tape = attended(queries, keys, values, decay, nodes.mask[:, None], state)
+        return (outputs.astype(q.dtype), None), tape
 
     def commit(self, state: mx.array, tape: Tape, accepted: AcceptedPath) -> mx.array:
-        keys, values, decay = tape
         # The keys decay in the rows of the state, whose transpose they are the columns of.
         before = state.astype(mx.float32).swapaxes(-1, -2)
-        after = committed(before, values, keys, decay, accepted)
+        after = committed(before, *tape, accepted)
         return after.swapaxes(-1, -2).astype(state.dtype)

@@ -25,7 +25,7 @@ import mlx.nn as nn
 from mlx_lm.models.gated_delta import gated_delta_update
 
 from redrafter_mlx.speculation.constants import iota
-from redrafter_mlx.target_model.recurrent.decayed import committed, finite
+from redrafter_mlx.target_model.recurrent.decayed import committed, finite, nan_if_not_finite
 from redrafter_mlx.target_model.recurrent.interface import (
     AcceptedPath,
     Recurrence,
@@ -118,18 +118,21 @@ class GatedDelta(Recurrence):
             state = mx.zeros((B, Hv, Dv, Dk))
         rate = by_head(mx.sigmoid(b) * (2.0 if allow_neg_eigval else 1.0), *heads[1:])
         decay = by_head(nodes.sums(_log_decay(a, A_log, dt_bias, lower_bound)), *heads[1:])
-        keys = finite(by_head(k, Hk, 1))
-        readers = mx.concatenate([keys, by_head(q, Hk, 1)], axis=3)  # [B, Hk, 1, 2N, Dk]
+        own = by_head(k, Hk, 1)
+        readers = mx.concatenate([own, by_head(q, Hk, 1)], axis=3)  # [B, Hk, 1, 2N, Dk]
         decays = mx.concatenate([decay, decay], axis=3)
         stored = (readers * mx.exp(decays)) @ state.reshape(*heads, Dv, Dk).swapaxes(-1, -2)
+        keys = finite(own)
         scores = _scores(readers, keys, decay, nodes.mask)
 
-        first = deltas = finite(rate * (by_head(v, *heads[1:]) - stored[..., :N, :]))
+        given = rate * (by_head(v, *heads[1:]) - stored[..., :N, :])
+        first = deltas = finite(given)
         below = finite(mx.where(iota(N)[:, None] == iota(N), 0, -rate * scores[..., :N, :]))
         for _ in range(nodes.max_depth):
             deltas = mx.addmm(first, below, deltas)
         outputs = mx.addmm(stored[..., N:, :], scores[..., N:, :], deltas)
-        outputs = outputs.reshape(B, Hv, N, Dv).swapaxes(1, 2)
+        outputs, given = (x.reshape(B, Hv, N, Dv).swapaxes(1, 2) for x in (outputs, given))
+        outputs = outputs + nan_if_not_finite(given)  # so it is if the node's key is not finite
         return (outputs.astype(q.dtype), None), (deltas, keys, decay)
 
     def commit(self, state: mx.array, tape: Tape, accepted: AcceptedPath) -> mx.array:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import mlx.core as mx
 from mlx_lm.models.ssm import compute_dt, ssm_update
 
-from redrafter_mlx.target_model.recurrent.decayed import attended, committed, finite
+from redrafter_mlx.target_model.recurrent.decayed import attended, committed
 from redrafter_mlx.target_model.recurrent.interface import AcceptedPath, Recurrence, Tape, TreeNodes
 
 
@@ -54,17 +54,16 @@ class StateSpace(Recurrence):
         dt = compute_dt(dt, dt_bias, time_step_limit)
         rates = dt * -mx.exp(A_log).astype(dt.dtype)
         decay = nodes.sums(rates).swapaxes(1, 2).reshape(*heads, N, 1)
-        inputs = finite((dt[..., None] * x).swapaxes(1, 2)).reshape(*heads, N, P)
-        writes = finite(B.astype(mx.float32).swapaxes(1, 2))[:, :, None]
+        inputs = (dt[..., None] * x).swapaxes(1, 2).reshape(*heads, N, P)
+        writes = B.astype(mx.float32).swapaxes(1, 2)[:, :, None]
         reads = C.astype(mx.float32).swapaxes(1, 2)[:, :, None]
         if state is None:
             state = mx.zeros((batch, H, P, S))
         by_head, mask = state.reshape(*heads, P, S), nodes.mask[:, None, None]
-        outputs = attended(reads, writes, inputs, decay, mask, by_head)
+        outputs, tape = attended(reads, writes, inputs, decay, mask, by_head)
         outputs = outputs.reshape(batch, H, N, P).swapaxes(1, 2).astype(x.dtype)
-        return (outputs + x * D[:, None], None), (inputs, writes, decay)
+        return (outputs + x * D[:, None], None), tape
 
     def commit(self, state: mx.array, tape: Tape, accepted: AcceptedPath) -> mx.array:
-        inputs, writes, decay = tape
-        by_head = state.reshape(*inputs.shape[:3], *state.shape[2:])
-        return committed(by_head, inputs, writes, decay, accepted).reshape(state.shape)
+        by_head = state.reshape(*tape[0].shape[:3], *state.shape[2:])
+        return committed(by_head, *tape, accepted).reshape(state.shape)
