@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
 import ranks
 from waiting import DEADLINE
 
@@ -119,9 +120,11 @@ def test_three_ranks_answer_as_one_and_a_rank_lost_while_decoding_ends_all(tmp_p
         assert "rank 2" in run.lose(2)
 
 
-def test_layers_are_shared_where_heads_do_not_divide(tmp_path: Path) -> None:
-    alone = ranks.redrafter_of(ranks.MODELS["piped"]())
-    with started("piped", 2, tmp_path) as run:
+@pytest.mark.parametrize("model", ["piped", "hybrid"])
+def test_layers_are_shared_where_parts_of_them_cannot_be(model: str, tmp_path: Path) -> None:
+    """Because heads do not divide, or mlx-lm divides no output layer that we can take out."""
+    alone = ranks.redrafter_of(ranks.MODELS[model]())
+    with started(model, 2, tmp_path) as run:
         assert run.said() == "ready"
         for work in (ranks.greedy, ranks.together, ranks.plain_batch):
             assert run.ask(work.__name__) == work(alone)

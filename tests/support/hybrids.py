@@ -56,6 +56,12 @@ HYBRIDS: dict[str, dict[str, object]] = {
         "model_max_length": 512, "num_experts": 0, "moe_intermediate_size": 32,
         "mla_use_nope": True, "num_hidden_layers": 4, "head_dim": 8},
     "bailing_moe_v3": {**_LATENT, **_LING, "head_dim": 8, "short_conv_kernel_size": 4},
+    "kimi_k3": {**_LATENT, "linear_attn_config": {
+        "kda_layers": [1, 2, 4], "num_heads": 4, "head_dim": 8, "short_conv_kernel_size": 4,
+        "gate_lower_bound": -5.0}, "hidden_act": "situ", "activation_situ_beta": 4.0,
+        "attn_res_block_size": 2, "q_lora_rank": 8, "mla_use_output_gate": True,
+        "num_experts": 4, "num_experts_per_token": 2, "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1, "num_hidden_layers": 4},
     # the state-space recurrence
     "granitemoehybrid": {**_MAMBA, "embedding_multiplier": 3.0, "attention_multiplier": 0.35,
                          "logits_scaling": 4.0, "residual_multiplier": 0.5,

@@ -16,7 +16,15 @@ import redrafter_mlx  # noqa: F401  # the optimised BLAS comes before MLX
 
 import mlx.core as mx  # isort: skip
 import mlx.nn as nn
-from tiny import byte_model, byte_tokenizer, random_drafter, random_model, tiny_source
+from hybrids import hybrid_model
+from tiny import (
+    HIDDEN,
+    byte_model,
+    byte_tokenizer,
+    random_drafter,
+    random_model,
+    tiny_source,
+)
 
 from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.bench.measure.runner import Runner
@@ -51,6 +59,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
         hidden_size=48, num_attention_heads=6, num_key_value_heads=3, intermediate_size=96
     ),
     "piped": lambda: random_model("qwen2", vocab_size=258, num_key_value_heads=1),
+    "hybrid": lambda: hybrid_model("qwen3_5", vocab_size=258),
 }
 PROMPTS = ([5, 9, 33, 71, 5, 9], [70, 71, 72], [200, 3, 3, 8, 90, 41, 17])
 SHAPE = {"beam_width": 2, "beam_length": 3}
@@ -59,7 +68,7 @@ SHAPE = {"beam_width": 2, "beam_length": 3}
 def redrafter_of(model: nn.Module, mirror: Mirror | None = None) -> Redrafter:
     """Return the model with an untrained drafter and prompt lookup."""
     layers = [1] if model.args.model_type == "llama" else []  # in a pipeline, on other ranks
-    D = model.args.hidden_size
+    D = getattr(model.args, "hidden_size", HIDDEN)
     drafter = random_drafter(hidden_size=D, vocab_size=258, context_layers=layers)
     redrafter = Redrafter(
         model, byte_tokenizer(), drafter, host_drafters=(Lookup(3),), mirror=mirror

@@ -45,7 +45,8 @@ class StateCache:
         return self.states[index]
 
     def __setitem__(self, index: int, state: mx.array | None) -> None:
-        if self.nodes is None:
+        """Set a state, unless a tree was read; a pipeline sets one that is there in either case."""
+        if self.nodes is None or self.states[index] is None:
             self.states[index] = state
 
     def make_mask(self, n: int) -> None:
