@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import pytest
 from batches import FEW, drafted, follow_a_random_schedule
 from decoding import PROMPT, read, run, up_to
 from hybrids import BY_RECURRENCE, HYBRIDS, hybrid_model
-from mlx_lm.models.cache import make_prompt_cache
+from states import distance, distances, states_in, states_of
 from tiny import VOCAB, Words, byte_tokenizer, plain_tokens, random_drafter
 from trees import PROMPTS, sequential_logits, tree_for
 
@@ -36,27 +35,6 @@ def paths_of(tree: TokenTree, row: int) -> list[list[int]]:
     for i, parent in enumerate(tree.parents[row].tolist()):
         paths.append([*(paths[parent] if parent >= 0 else []), i])
     return paths
-
-
-def states_of(model: nn.Module, text: list[int], calls: int = 1) -> list[np.ndarray]:
-    """Return the recurrent states of mlx-lm's cache after a text; the last tokens one by one."""
-    cache = make_prompt_cache(model)
-    model(mx.array([text[: len(text) - calls + 1]]), cache=cache)
-    for token in text[len(text) - calls + 1 :]:
-        model(mx.array([[token]]), cache=cache)
-    parts = [part for c in cache for part in getattr(c, "caches", (c,))]
-    return [np.array(a) for part in parts for a in getattr(part, "cache", ())]
-
-
-def states_in(cache: TreeCache, row: int) -> list[np.ndarray]:
-    """Return the recurrent states of a row of a batch."""
-    return [np.array(a[row : row + 1]) for layer in cache.recurrent for a in layer.states]
-
-
-def distance(got: list[np.ndarray], want: list[np.ndarray]) -> float:
-    """Return the largest difference of two lists, in shares of each state's largest entry."""
-    assert len(got) == len(want) > 0
-    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(got, want, strict=True))
 
 
 def assert_states(cache: TreeCache, row: int, want: list[np.ndarray], tolerance: float) -> None:
@@ -138,19 +116,9 @@ def assert_no_drift(name: str, lengths: tuple[int, ...], shapes: tuple[BeamShape
     A state may be as far from the loop's as twice mlx-lm's own distance between a text that is
     read as a prompt and token by token: at some positions experts or gates amplify the rounding.
     """
-    model = hybrid_model(name)
-    text, target = PROMPT + plain_tokens(model, PROMPT, max(lengths) + 20), Target(model)
     for shape in shapes:
-        for n in lengths:
-            decoder = Decoder(target, Oracle(text, VOCAB), shape, GREEDY)
-            cache = decoder.new_cache()
-            emitted, results = run(decoder, PROMPT, n, cache=cache)
-            assert emitted == text[3 : 3 + n]
-            cache.target.flush()
-            committed = 2 + sum(len(result.tokens) for result in results)
-            want = states_of(model, text[:committed], calls=committed - 2)
-            own = distance(states_of(model, text[:committed]), want)
-            assert distance(states_in(cache.target, 0), want) <= max(1e-5, 2 * own)
+        for found in distances(name, lengths, shape):
+            assert found.drafted <= max(1e-5, 2 * found.as_prompt), found
 
 
 def test_states_after_drafted_decoding_equal_those_of_mlx_lms_loop() -> None:
