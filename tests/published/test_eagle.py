@@ -31,6 +31,7 @@ from eagle_samples import (
     random_tensors,
     write_files,
 )
+from hybrids import hybrid_model
 from policies import Alternating
 from tiny import (
     HIDDEN,
@@ -109,6 +110,14 @@ def test_tokens_equal_autoregression(
     said, results, _ = run(decoder, 50)
     assert said == plain_tokens(model, PROMPT, 50)
     assert max(len(r.tokens) for r in results) > 1
+
+
+def test_a_target_with_recurrent_states_says_what_it_says_alone(tmp_path: Path) -> None:
+    model = hybrid_model("qwen3_5", vocab_size=VOCAB, num_hidden_layers=LAYERS)
+    sample = SAMPLES["EAGLE-3, the authors'"]
+    folder = write_files(tmp_path / "d", sample, random_tensors(sample))
+    said, _, _ = run(decoder_of(folder, model, BeamShape(3, 4)), 30)
+    assert said == plain_tokens(model, PROMPT, 30)
 
 
 def test_it_drafts_along_a_static_tree(model: nn.Module, trained: dict[str, Path]) -> None:

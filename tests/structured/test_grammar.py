@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from grammar_samples import PERSON, grammars
+from hybrids import hybrid_model
 from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
 from mlx_lm.generate import generate_step
@@ -84,6 +85,21 @@ def test_an_answer_matches_its_schema_and_is_the_same_without_drafts(
     assert answers[0].finish_reason == "stop"
     assert is_person(answers[0].text)
     assert answers[0].steps < answers[1].steps, "what is forced is drafted"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_a_target_with_recurrent_states_keeps_to_the_schema(temperature: float) -> None:
+    hybrid = hybrid_model("qwen3_5", vocab_size=258, max_position_embeddings=4096)
+    redrafter = Redrafter(hybrid, byte_tokenizer(), random_drafter(vocab_size=258))
+    answers = [
+        redrafter.generate(
+            PROMPT, max_tokens=400, constraint=grammars().json_schema(PERSON), draft=draft,
+            temperature=temperature, seed=3, beam_width=2, beam_length=4,
+        )
+        for draft in (True, False)
+    ]  # fmt: skip
+    assert answers[0].token_ids == answers[1].token_ids
+    assert is_person(answers[0].text)
 
 
 def test_tokens_equal_mlx_lms_own_loop_with_a_fresh_matcher_for_each_of_them() -> None:
