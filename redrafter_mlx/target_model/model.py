@@ -69,8 +69,8 @@ class Target:
     plain:       the same, for mlx-lm's own loops on its own caches
     dtype:       of the hidden states
     embedding:   the target's own token embedding, which the drafter reads
-    row_masks:   whether mlx-lm's batched caches may be used, with a mask for each batch row; not
-                 all recurrences take them
+    row_masks:   whether mlx-lm's batched caches may be used, with a mask for each batch row where
+                 keys are kept; not all recurrences take one
     builds_ahead: whether a call may be built and dropped
     submits_ahead: whether a call is submitted before the results of the one before are read
     has_all_keys: whether its caches hold the keys of all heads and layers
@@ -115,7 +115,7 @@ class Target:
         if not reads_windows(self._read, Target.new_cache(self)):
             self.windows = dict[int, int]()
             self._connect(view)
-        own = not self.states and not any(form.is_list for form in self._forms)
+        own = not any(form.is_list and not any(form.states) for form in self._forms)
         self.row_masks = own and (
             not self._grouped or call_on_rows(self._read, Target.new_cache(self)) is not None
         )

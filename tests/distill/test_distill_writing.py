@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from backends import frees_at_once
 from evaluations import accepted_along
-from hybrids import HYBRIDS, hybrid_model
+from hybrids import BY_RECURRENCE, HYBRIDS, hybrid_model
 from tiny import (
     ARCHITECTURES,
     byte_model,
@@ -24,7 +24,7 @@ from tiny import (
 from train_runs import refuse_system_messages
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus import generation
+from redrafter_mlx.distill.corpus import generation, read_prompts
 from redrafter_mlx.distill.corpus import reader as reader_module
 from redrafter_mlx.distill.corpus.block_progress import BlockProgress
 from redrafter_mlx.distill.corpus.extras import Extras
@@ -58,10 +58,12 @@ def until_loop(tokens: list[int]) -> list[int]:
     return tokens if start is None else tokens[:start]
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "qwen3_5", "falcon_h1"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", *BY_RECURRENCE])
 def test_batched_answers_equal_plain_decoding(name: str) -> None:
-    model = hybrid_model(name) if name in HYBRIDS else random_model(name)
-    written = write_answers(Target(model), PROMPTS, eos=[], max_tokens=30)
+    target = Target(hybrid_model(name) if name in HYBRIDS else random_model(name))
+    model = target.plain
+    assert target.row_masks
+    written = write_answers(target, PROMPTS, eos=[], max_tokens=30)
     for prompt, got in zip(PROMPTS, written, strict=True):
         plain = plain_tokens(model, prompt, 30)
         assert until_loop(got.answer.tolist()) == until_loop(plain)
@@ -71,13 +73,13 @@ def test_batched_answers_equal_plain_decoding(name: str) -> None:
 def test_attention_has_few_extents_while_answers_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     extents: list[int] = []
 
-    class Recorded(generation.EvenCache):
+    class Recorded(read_prompts.EvenCache):
         def make_mask(self, *args: Any, **kwargs: Any) -> mx.array:
             mask = super().make_mask(*args, **kwargs)
             extents.append(mask.shape[-1])
             return mask
 
-    monkeypatch.setattr(generation, "EvenCache", Recorded)
+    monkeypatch.setattr(read_prompts, "EvenCache", Recorded)
     write_answers(Target(random_model()), PROMPTS, eos=[], max_tokens=70, stop_at_loops=False)
     assert len(extents) == 71
     assert len(set(extents)) == 3
@@ -102,8 +104,10 @@ def test_an_answer_ends_with_its_end_token_and_the_others_go_on() -> None:
         assert len(got.states) == len(got.answer)
 
 
-def test_an_opening_is_prompt_and_what_follows_is_the_greedy_answer_to_it() -> None:
-    model = random_model()
+@pytest.mark.parametrize("model", [random_model(), hybrid_model("qwen3_5")])
+def test_an_opening_is_prompt_and_what_follows_is_the_greedy_answer_to_it(
+    model: nn.Module,
+) -> None:
     key = mx.random.key(3)
     written = write_answers(
         Target(model), PROMPTS, eos=[], max_tokens=10, openings=(0, 4), temperature=1.0, key=key

@@ -1,27 +1,23 @@
 """Batched generation with the target: answers to prompts, and the target's own prompts.
 
-Rows are padded on the left in mlx-lm's batched cache, so that all of them write the same cache
-slot. Ended rows leave the batch once enough rows have ended. The hidden state that chose each token
-is kept with it, so that no second pass has to compute it.
+Ended rows leave the batch once enough rows have ended. The hidden state that chose each token is
+kept with it, so that no second pass has to compute it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import BatchKVCache, KVCache
+from mlx_lm.models.cache import KVCache
 
 from redrafter_mlx.distill.corpus.filters import loop_start
 from redrafter_mlx.distill.corpus.hidden_states import check_finite, to_host
+from redrafter_mlx.distill.corpus.read_prompts import CACHE_STEP, read_prompts
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.target_model.model import Target
-
-_PREFILL_TOKENS = 8192
-"""Maximum number of tokens in one prefill call, which bounds memory."""
 
 _LEAVE_SHARE = 0.2
 """Share of the rows that must have ended before they leave the batch; leaving copies the cache."""
@@ -32,10 +28,6 @@ _CHECK_EVERY = 10
 MAX_CACHED = 2_000_000_000
 """Bytes of unused memory that MLX may keep: attention needs larger arrays at each token, and on a
 GPU those of all sizes together would fill it."""
-
-_CACHE_STEP = 32
-"""Number of cache slots by which a batch's cache grows."""
-
 
 Count = Callable[[int], object]
 """Called at each step with the number of tokens that were written."""
@@ -79,7 +71,7 @@ def row_bytes(target: Target, columns: int) -> int:
     keys = [layer for layer in cache if isinstance(layer, KVCache)]
     of_token = sum(a[..., :1, :].nbytes for layer in keys for a in (layer.keys, layer.values))
     states = sum(layer.nbytes for layer in cache if layer not in keys)
-    of_text = of_token * -(-columns // _CACHE_STEP) * _CACHE_STEP
+    of_text = of_token * -(-columns // CACHE_STEP) * CACHE_STEP
     return of_text + states + 12 * target.vocab_size
 
 
@@ -163,35 +155,6 @@ def write_turns(
     return grouped
 
 
-class EvenCache(BatchKVCache):  # type: ignore[misc]
-    """mlx-lm's batched cache, of which attention reads all slots, those not written yet masked out.
-
-    So attention has the same extent for `step` tokens. A GPU's library plans anew for each extent,
-    which took longer than the call.
-    """
-
-    step = _CACHE_STEP
-    keys: Any
-    values: Any
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write the next slots, [B, K, N, D] each, and return all slots."""
-        n = self._idx
-        if self.keys is not None and n + keys.shape[2] > self.keys.shape[2]:
-            self.keys, self.values = self.keys[..., :n, :], self.values[..., :n, :]
-        super().update_and_fetch(keys, values)
-        return self.keys, self.values
-
-    def make_mask(self, N: int, return_array: bool = False, **kwargs: Any) -> mx.array:
-        """Return the mask [B, 1, N, slots] for the next N slots."""
-        mask = super().make_mask(N, return_array, **kwargs)
-        slots = 0 if self.keys is None else self.keys.shape[2]
-        if self._idx + N > slots:
-            slots = self._idx + -(-N // self.step) * self.step
-        unwritten = slots - mask.shape[-1]
-        return mx.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, unwritten)])
-
-
 @dataclass
 class _Row:
     """What is written after a prompt: tokens drawn at random, then greedy ones up to a limit.
@@ -250,27 +213,14 @@ class _Batch:
         """Prefill the prompts, each of them once for all its rows."""
         self.target, self.rows, self.keys = target, list(rows), keys
         own = sorted({row.prompt for row in rows})
-        width = max(len(prompts[i]) for i in own)
-        padding = [width - len(prompts[i]) for i in own]
-        self.cache = target.mlx_lm_caches()  # one row has no padding, so it needs no mask
-        if target.row_masks:
-            self.cache = [EvenCache(padding) for _ in self.cache]
-        padded = mx.array([[0] * n + prompts[i] for n, i in zip(padding, own, strict=True)])
-        columns = max(1, _PREFILL_TOKENS // len(own))
-        seen = []
-        for at in range(0, width, columns):
-            hidden = target.hidden(padded[:, at : at + columns], self.cache)
-            self.hidden = hidden[:, -1]
-            mx.eval(self.hidden, [c.state[:2] for c in self.cache])
-            if rows[0].keep_states:
-                seen.append(to_host(hidden))
+        read = read_prompts(target, [prompts[i] for i in own], rows[0].keep_states)
+        self.cache, self.hidden = read.cache, read.hidden
         slots = [own.index(row.prompt) for row in rows]
         if slots != list(range(len(own))):
             self._take(slots)
-        if seen:
-            read = np.concatenate(seen, axis=1)
+        if rows[0].keep_states:
             for row, slot in zip(rows, slots, strict=True):
-                row.before = read[slot, padding[slot] : -1]
+                row.before = read.states[slot]
 
     def _take(self, slots: list[int]) -> None:
         """Keep only these slots of the cache; a slot may be named several times."""
