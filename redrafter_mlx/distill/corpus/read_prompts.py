@@ -95,7 +95,7 @@ def _read(
         mx.eval(last, [layer.state[:2] for layer in cache])
         if keep_states:
             seen.append(to_host(hidden))
-    rows = np.concatenate(seen, axis=1) if seen else []
+    rows: Sequence[np.ndarray] = [*np.concatenate(seen, axis=1)] if seen else []
     return ReadPrompts(
         cache, last, [row[n:-1] for row, n in zip(rows, padding, strict=keep_states)]
     )

@@ -43,21 +43,23 @@ def attended(
     return mx.addmm(stored, scores, values) + failed, (values, keys, decay)
 
 
-def committed(
-    state: mx.array, values: mx.array, keys: mx.array, decay: mx.array, accepted: AcceptedPath
-) -> mx.array:
-    """Return the state [B, ..., Dv, Dk] at the end of the accepted path.
+def committed(state: mx.array, tape: Tape, accepted: AcceptedPath) -> mx.array:
+    """Return the state [B, H, Dv, Dk] at the end of the accepted path.
 
     Shapes:
-      values: [B, ..., N, Dv], keys: [B, ..., N, Dk], decay: [B, ..., N, 1 or Dk]
+      tape: values [B, ..., N, Dv], keys [B, ..., N, Dk], decay [B, ..., N, 1 or Dk], where the axes
+            for heads may be several
     """
+    values, keys, decay = tape
     heads = decay.ndim - 3
     on_path = accepted.on_path(decay.shape[-2])
     on_path = on_path.reshape(on_path.shape[0], *[1] * heads, -1, 1)
     last = accepted.last.reshape(-1, *[1] * (heads + 2))
     to_end = mx.take_along_axis(decay, last, axis=-2)
     written = keys * mx.where(on_path, mx.exp(to_end - decay), 0)
-    return mx.addmm(state * mx.exp(to_end), values.swapaxes(-1, -2), written)
+    by_head = state.reshape(*values.shape[:-2], *state.shape[-2:])
+    after = mx.addmm(by_head * mx.exp(to_end), values.swapaxes(-1, -2), written)
+    return after.reshape(state.shape)
 
 
 def finite(x: mx.array) -> mx.array:

@@ -23,7 +23,7 @@ class FixedDecay(Recurrence):
 
     Shapes:
       state: [B, H, Dk, Dv]
-      tape:  k [B, H, N, Dk], v [B, H, N, Dv], G [B, H, N, 1], float32
+      tape:  v [B, H, N, Dv], k [B, H, N, Dk], G [B, H, N, 1], float32
     """
 
     def __init__(self, function: Callable[..., tuple[mx.array, mx.array]]) -> None:
@@ -61,5 +61,5 @@ class FixedDecay(Recurrence):
     def commit(self, state: mx.array, tape: Tape, accepted: AcceptedPath) -> mx.array:
         # The keys decay in the rows of the state, whose transpose they are the columns of.
         before = state.astype(mx.float32).swapaxes(-1, -2)
-        after = committed(before, *tape, accepted)
+        after = committed(before, tape, accepted)
         return after.swapaxes(-1, -2).astype(state.dtype)

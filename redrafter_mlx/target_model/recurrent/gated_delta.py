@@ -136,9 +136,7 @@ class GatedDelta(Recurrence):
         return (outputs.astype(q.dtype), None), (deltas, keys, decay)
 
     def commit(self, state: mx.array, tape: Tape, accepted: AcceptedPath) -> mx.array:
-        deltas, keys, decay = tape
-        by_head = state.reshape(*deltas.shape[:3], *state.shape[2:])
-        return committed(by_head, deltas, keys, decay, accepted).reshape(state.shape)
+        return committed(state, tape, accepted)
 
 
 def _scores(readers: mx.array, keys: mx.array, decay: mx.array, mask: mx.array) -> mx.array:

@@ -65,5 +65,4 @@ class StateSpace(Recurrence):
         return (outputs + x * D[:, None], None), tape
 
     def commit(self, state: mx.array, tape: Tape, accepted: AcceptedPath) -> mx.array:
-        by_head = state.reshape(*tape[0].shape[:3], *state.shape[2:])
-        return committed(by_head, *tape, accepted).reshape(state.shape)
+        return committed(state, tape, accepted)
