@@ -94,7 +94,7 @@ def started(model: str, size: int, tmp_path: Path, *extra: dict[str, str]) -> It
 
 
 def test_two_ranks_answer_as_one_process_and_end_together(tmp_path: Path) -> None:
-    alone = ranks.redrafter_of(ranks.MODELS["for two"]())
+    alone = ranks.redrafter_of("for two")
     with started("for two", 2, tmp_path) as run:
         assert run.said() == "ready"
         works = (
@@ -112,10 +112,12 @@ def test_two_ranks_answer_as_one_process_and_end_together(tmp_path: Path) -> Non
 
 
 def test_three_ranks_answer_as_one_and_a_rank_lost_while_decoding_ends_all(tmp_path: Path) -> None:
-    alone = ranks.redrafter_of(ranks.MODELS["for three"]())
+    """They keep keys and values in 8 bits, in mlx-lm's own loop as well."""
+    alone = ranks.redrafter_of("for three")
     with started("for three", 3, tmp_path) as run:
         assert run.said() == "ready"
-        assert run.ask("together") == ranks.together(alone)
+        for work in (ranks.together, ranks.oracle):
+            assert run.ask(work.__name__) == work(alone)
         assert run.ask("endless") == "decoding"
         assert "rank 2" in run.lose(2)
 
@@ -123,7 +125,7 @@ def test_three_ranks_answer_as_one_and_a_rank_lost_while_decoding_ends_all(tmp_p
 @pytest.mark.parametrize("model", ["piped", "hybrid"])
 def test_layers_are_shared_where_parts_of_them_cannot_be(model: str, tmp_path: Path) -> None:
     """Because heads do not divide, or mlx-lm divides no output layer that we can take out."""
-    alone = ranks.redrafter_of(ranks.MODELS[model]())
+    alone = ranks.redrafter_of(model)
     with started(model, 2, tmp_path) as run:
         assert run.said() == "ready"
         for work in (ranks.greedy, ranks.together, ranks.plain_batch):
@@ -133,7 +135,7 @@ def test_layers_are_shared_where_parts_of_them_cannot_be(model: str, tmp_path: P
 
 def test_ranks_whose_sums_differ_emit_the_text_of_rank_0(tmp_path: Path) -> None:
     """The noise is so large that every token of rank 1's own choice would be another one."""
-    alone = ranks.redrafter_of(ranks.MODELS["for two"]())
+    alone = ranks.redrafter_of("for two")
     with started("for two", 2, tmp_path, {}, {"NOISE": "1e3"}) as run:
         assert run.said() == "ready"
         for work in (ranks.greedy, ranks.plain_batch):

@@ -38,7 +38,7 @@ from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.distributed.collectives import seconds_of_exchange
 from redrafter_mlx.distributed.follower import follow
 from redrafter_mlx.distributed.group import Ranks, join_ranks
-from redrafter_mlx.distributed.mirror import Mirror
+from redrafter_mlx.distributed.mirror import Mirror, target_of
 from redrafter_mlx.distributed.sharding import shard
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
 from redrafter_mlx.drafting.ngram import Lookup
@@ -56,23 +56,32 @@ from redrafter_mlx.verification import verify
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "for two": byte_model,
     "for three": lambda: byte_model(
-        hidden_size=48, num_attention_heads=6, num_key_value_heads=3, intermediate_size=96
+        hidden_size=48,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        head_dim=32,
+        intermediate_size=96,
     ),
     "piped": lambda: random_model("qwen2", vocab_size=258, num_key_value_heads=1),
     "hybrid": lambda: hybrid_model("qwen3_5", vocab_size=258),
 }
+KV_BITS = {"for three": 8}
 PROMPTS = ([5, 9, 33, 71, 5, 9], [70, 71, 72], [200, 3, 3, 8, 90, 41, 17])
 SHAPE = {"beam_width": 2, "beam_length": 3}
 
 
-def redrafter_of(model: nn.Module, mirror: Mirror | None = None) -> Redrafter:
-    """Return the model with an untrained drafter and prompt lookup."""
+def redrafter_of(
+    name: str, mirror: Mirror | None = None, model: nn.Module | None = None
+) -> Redrafter:
+    """Return a model of `MODELS` with an untrained drafter and prompt lookup."""
+    model = model or MODELS[name]()
     layers = [1] if model.args.model_type == "llama" else []  # in a pipeline, on other ranks
     D = getattr(model.args, "hidden_size", HIDDEN)
     drafter = random_drafter(hidden_size=D, vocab_size=258, context_layers=layers)
     redrafter = Redrafter(
-        model, byte_tokenizer(), drafter, host_drafters=(Lookup(3),), mirror=mirror
-    )
+        model, byte_tokenizer(), drafter, host_drafters=(Lookup(3),), mirror=mirror,
+        target=target_of(model, mirror, KV_BITS.get(name)),
+    )  # fmt: skip
     redrafter.warm_up()
     return redrafter
 
@@ -255,15 +264,16 @@ def write_a_corpus() -> None:
 
 def main() -> None:
     mx.distributed.all_sum = SUMS
-    model = MODELS[sys.argv[1]]()
+    name = sys.argv[1]
+    model = MODELS[name]()
     SUMS.per_model_call = 2 * len(model.layers)
     ranks = join_ranks()
     assert ranks is not None
     sharing = shard(model, "tiny", ranks.group)
     ranks.agree({"model": os.environ.get("MODEL", "tiny")})
     if not ranks.leads:
-        follow(Target(model), ranks)
-    redrafter = redrafter_of(model, Mirror(ranks, sharing))
+        follow(Target(model, kv_bits=KV_BITS.get(name)), ranks)
+    redrafter = redrafter_of(name, Mirror(ranks, sharing), model)
     print(json.dumps("ready"), flush=True)
     work = {function.__name__: function for function in WORK}
     for line in sys.stdin:
