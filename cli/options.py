@@ -119,11 +119,11 @@ class ModelOptions(TargetOptions):
 
     drafter: Annotated[str, Flag(
         "auto: prompt lookup and earlier texts with the trained drafter, or else a published "
-        "one on this machine; trained: the drafter for this model; mtp: the head in its own "
-        "files; lookup, earlier: n-gram matches in this or in earlier texts; a drafter's folder or "
-        "Hub repository; a smaller model's name; FILE.py:CLASS. A+B uses both, A+tree:NAME a "
-        "static tree.",
-        "auto|trained|mtp|lookup|earlier|none|NAME", DRAFTS)] = AUTO  # fmt: skip
+        "one on this machine, or successors; trained: the drafter for this model; mtp: the head in "
+        "its own files; successors: what the model says after single tokens; lookup, earlier: "
+        "n-gram matches in this or in earlier texts; a drafter's folder or Hub repository; a "
+        "smaller model's name; FILE.py:CLASS. A+B uses both, A+tree:NAME a static tree.",
+        "auto|trained|mtp|successors|lookup|earlier|none|NAME", DRAFTS)] = AUTO  # fmt: skip
     drafter_bits: Annotated[int | None, DRAFTER_BITS] = None
     kv_bits: Annotated[int | None, KV_BITS] = None
 

@@ -72,6 +72,12 @@ def known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redrafter_mlx.tuning.tuner.save_record", lambda *_, **__: True)
 
 
+@pytest.fixture(autouse=True)
+def no_successors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing be read while a model is idle: drafts would depend on how long a test takes."""
+    monkeypatch.setattr("redrafter_mlx.loading.load.table_of", lambda *_: None)
+
+
 @pytest.fixture(scope="session")
 def smollm2_float32() -> LoadedTarget:
     """The real SmolLM2-135M, loaded once for all tests."""

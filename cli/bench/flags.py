@@ -66,7 +66,7 @@ FLAGS: Mapping[str, Flag] = {
     "drafter": Flag(
         "As in generate; random is the first of them, or else the trained one, with its weights "
         "shuffled. Given several times, all are measured in turn. [default: auto]",
-        "auto|trained|lookup|random|none|PATH", MODEL),
+        "auto|trained|successors|lookup|random|none|PATH", MODEL),
     "drafter_bits": Flag(opt.DRAFTER_BITS.help, "4|8|16", MODEL),
     "model": opt.TARGET,
     "dtype": Flag(

@@ -1,10 +1,11 @@
 """What a caller names as the drafter: the one parser of `--drafter` and of `load`'s argument.
 
 auto             prompt lookup and earlier texts, together with the trained drafter, else the
-                 target's own MTP head or a published one
+                 target's own MTP head or a published one, else the successors that are known
 none             no drafts: plain decoding
 lookup           prompt lookup alone
 earlier          copies of the texts of earlier requests alone
+successors       what the target says after each token, whatever came before it
 trained          the drafter that was trained for the target
 mtp              the multi-token-prediction head in the target's own files
 mtp:MODEL        that in another copy of the target: a folder, or a Hub repository
@@ -25,7 +26,7 @@ from pathlib import Path
 from redrafter_mlx.drafting.host_drafters import HOST_DRAFTERS
 from redrafter_mlx.errors import BadInputError
 
-AUTO, NONE, TRAINED, MTP = "auto", "none", "trained", "mtp"
+AUTO, NONE, TRAINED, MTP, SUCCESSORS = "auto", "none", "trained", "mtp", "successors"
 
 _CLASS = re.compile(r".+\.py:\w+")
 _TREE = re.compile(r"\+tree:([^+]*)")
@@ -35,8 +36,8 @@ _TREE = re.compile(r"\+tree:([^+]*)")
 class DrafterName:
     """A parsed name; whether there are such drafters is not known yet.
 
-    parts:  drafters: TRAINED, MTP, mtp:MODEL, FILE.py:CLASS, or a folder, model or repository;
-            two draft together
+    parts:  drafters: TRAINED, MTP, SUCCESSORS, mtp:MODEL, FILE.py:CLASS, or a folder, model or
+            repository; two draft together
     host:   drafters on the host, which draft alone or beside these
     auto:   a published drafter replaces a missing trained one
     tree:   name or file of the static tree to draft along; None drafts beams

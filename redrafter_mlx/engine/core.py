@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -13,6 +16,12 @@ from redrafter_mlx.engine.scheduler import Scheduler
 from redrafter_mlx.engine.thread import Cancels, EngineThread
 from redrafter_mlx.errors import EngineFailedError, device_failure
 from redrafter_mlx.runtime.process import ModelLock
+
+LOG = logging.getLogger("redrafter_mlx.engine")
+
+_IDLE_SECONDS = 1.0
+"""Seconds without an answer after which the engine counts as idle: between the answers of a program
+there are fewer."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +40,22 @@ class EngineCore:
     """
 
     def __init__(
-        self, make_scheduler: Callable[[], Scheduler], lock: ModelLock, thread: EngineThread
+        self,
+        make_scheduler: Callable[[], Scheduler],
+        lock: ModelLock,
+        thread: EngineThread,
+        prepare: Callable[[], float] | None = None,
     ) -> None:
-        """`lock` is the model's, which the scheduler takes for every round."""
+        """`lock` is the model's, which the scheduler takes for every round.
+
+        prepare: does a part of what waits for times without answers; returns the share that is done
+        """
         self._make_scheduler, self._lock, self._thread = make_scheduler, lock, thread
         self.scheduler = make_scheduler()
         self.submitted: SimpleQueue[Answer] = SimpleQueue()  # and not in the scheduler yet
         self._closed = False
         self._progress = time.monotonic()
+        self._part, self._idle = prepare, threading.Timer(0, lambda: None)
         thread.enter(lock)
 
     @property
@@ -60,6 +77,7 @@ class EngineCore:
     def close(self) -> None:
         """End all answers with an error, and leave the thread. May be called again."""
         self._closed = True
+        self._idle.cancel()
         self._thread.leave(self._lock, self._round)
 
     def _round(self) -> bool:
@@ -70,6 +88,7 @@ class EngineCore:
         if self._closed:
             self.fail("the model was closed")
         if self.scheduler.idle:
+            self._prepare_soon()
             return False
         try:
             self.scheduler.work(self._thread.alone)
@@ -78,7 +97,39 @@ class EngineCore:
             why = device_failure(error) or f"{type(error).__name__}: {error}"
             self.fail(f"the engine failed: {why}", error)
         self._progress = time.monotonic()
+        if self.scheduler.idle:
+            self._prepare_soon()
         return not self.scheduler.idle
+
+    def _prepare_soon(self) -> None:
+        self._idle.cancel()
+        if self._part is not None and not self._closed:
+            self._idle = threading.Timer(_IDLE_SECONDS, self._begin_to_prepare)
+            self._idle.daemon = True
+            self._idle.start()
+
+    def _begin_to_prepare(self) -> None:
+        with contextlib.suppress(EngineFailedError):  # the next request gets this error
+            if not self._closed:
+                self._thread.submit(self._prepare)
+
+    def _prepare(self) -> bool:
+        """Do a part of the work for idle times; False if none is left, or others need the thread.
+
+        It begins again after the next answer. Where it fails, the log says so, and it ends.
+        """
+        idle = self.scheduler.idle and self.submitted.empty() and self._thread.alone
+        if self._closed or not idle or self._part is None:
+            return False
+        try:
+            with self._lock:
+                share = self._part()
+        except Exception as error:
+            LOG.warning("drafting is not prepared: %s: %s", type(error).__name__, error)
+            share = 1.0
+        if share >= 1:
+            self._part = None
+        return share < 1
 
     def fail(self, why: str, cause: BaseException | None = None) -> None:
         """End all answers with an error, and replace the scheduler."""

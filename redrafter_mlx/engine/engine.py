@@ -72,6 +72,7 @@ class Redrafter:
         mirror: Mirror | None = None,
         thread: EngineThread | None = None,
         keeper: TextKeeper | None = None,
+        prepare: Callable[[], float] | None = None,
     ) -> None:
         """`load` finds drafters by name; here they are objects.
 
@@ -79,6 +80,8 @@ class Redrafter:
         mirror: sends the target's calls to the other ranks; None if there are none
         thread: computes for other engines, too; by default this one has a thread of its own
         keeper: keeps the answers, for a drafter to learn from
+        prepare: does a part of what is to be done while no answer runs, in the engine's thread, and
+          returns the share that is done
 
         Raises UnsupportedModelError or MismatchError if model and drafter do not fit together,
         and ForkedProcessError after a fork.
@@ -134,7 +137,7 @@ class Redrafter:
             keeper,
             earlier,
         )
-        self.core = EngineCore(scheduler, self.target.lock, self.thread)
+        self.core = EngineCore(scheduler, self.target.lock, self.thread, prepare)
         weakref.finalize(self, self.core.close)
 
     @property

@@ -21,10 +21,18 @@ from redrafter_mlx.drafting.drafter_files import open_files
 from redrafter_mlx.drafting.forms import FORMS, DrafterFolder, find_form
 from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.drafting.interface import Bindable, Drafter
-from redrafter_mlx.drafting.names import MTP, TRAINED, DrafterName, is_class, model_with_head
+from redrafter_mlx.drafting.names import (
+    MTP,
+    SUCCESSORS,
+    TRAINED,
+    DrafterName,
+    is_class,
+    model_with_head,
+)
 from redrafter_mlx.drafting.published.pard import MASK_KEY, Pard
 from redrafter_mlx.drafting.recognition import holds_drafter, holds_mtp, of_mtp_head
 from redrafter_mlx.drafting.static_trees import find_tree
+from redrafter_mlx.drafting.successors import OwnSuccessors
 from redrafter_mlx.errors import (
     BadInputError,
     DamagedFileError,
@@ -90,11 +98,12 @@ def prepare_drafter(
 def open_drafter(
     prepared: PreparedDrafter,
     loaded: LoadedTarget,
+    known: Bindable | None = None,
     *,
     offline: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Bindable | None, str | None]:
-    """Open the drafter for a target in memory.
+    """Open the drafter for a target in memory; `known` is what "auto" takes if there is none.
 
     Returns:
       the drafter, or None if only those on the host draft; a line for the user on what "auto" or
@@ -106,6 +115,8 @@ def open_drafter(
         if part == TRAINED:
             trained, note = _find_trained(loaded, prepared)
             parts += [] if trained is None else [trained]
+            if trained is None and known is not None:
+                parts.append(known)
         elif part == MTP:
             parts.append(_own_head(loaded.source, prepared))
         elif isinstance(part, str) and (model := model_with_head(part)) is not None:
@@ -116,6 +127,8 @@ def open_drafter(
             parts.append(_open(part, prepared.bits, loaded.source, offline, progress))
         else:
             parts.append(part)
+    if len(parts) == 1 and prepared.tree is None:
+        return parts[0], note
     return _Opened(parts, prepared.tree) if parts else None, note
 
 
@@ -136,6 +149,8 @@ def _checked(name: str) -> str | Bindable:
     """Check a drafter's name and return it, or the drafter that "FILE.py:CLASS" makes."""
     if is_class(name):
         return drafter_of_class(name)
+    if name == SUCCESSORS:
+        return OwnSuccessors()
     if name in (TRAINED, MTP) or model_with_head(name) is not None:
         return name
     if not _names_model(name):

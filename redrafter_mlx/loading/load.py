@@ -13,6 +13,7 @@ from redrafter_mlx.distributed.group import join_ranks
 from redrafter_mlx.drafting.host_drafters import host_drafters
 from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.drafting.names import AUTO, parse
+from redrafter_mlx.drafting.successors import OwnSuccessors, table_of
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.thread import EngineThread
@@ -52,11 +53,13 @@ def load(
     Args:
       drafter: "trained": the drafter that was trained for this target; "mtp": the head in the
         target's own files; a drafter's folder or Hub repository; the name of a smaller model with
-        the same tokenizer; "FILE.py:CLASS" or an object: the caller's own drafter; "lookup":
-        copies of the text; "earlier": copies of earlier texts; "A+B": both; "A+tree:NAME": along a
-        static tree; "auto": lookup and earlier texts, together with the trained drafter, else the
-        target's own head or a published drafter, if there is one on this machine; None or "none"
-        decodes plainly
+        the same tokenizer; "FILE.py:CLASS" or an object: the caller's own drafter;
+        "successors": what the target says after single tokens, which takes some time at first;
+        "lookup": copies of the text; "earlier": copies of earlier texts; "A+B": both;
+        "A+tree:NAME": along a static tree; "auto": lookup and earlier texts, together with the
+        trained drafter, else the target's own head or a published drafter, if there is one on this
+        machine, else the successors that are known, of which more become known while no answer
+        runs; None or "none" decodes plainly
       drafter_bits: quantise the drafter's weights to 4 or 8 bits; 16 leaves them as stored; None
         gives them the bits of the target's in memory
       model, dtype, quantize, kv_bits, offline, progress, chat_or: as in `load_target`
@@ -124,12 +127,17 @@ def draft_with(
     keeper, source = None, loaded.source
     if learn:
         keeper = TextKeeper(source.name, source.fingerprint, loaded.tokenizer.decode)
-    opened, note = open_drafter(drafter, loaded, offline=offline, progress=progress)
+    table = None
+    if drafter.auto and loaded.mirror is None:
+        table = table_of(loaded.target, loaded.tokenizer)
+    known = OwnSuccessors(table) if table is not None and table.known else None
+    opened, note = open_drafter(drafter, loaded, known, offline=offline, progress=progress)
+    alone = opened is None or isinstance(opened, OwnSuccessors)  # which are right less often
     redrafter = Redrafter(
         loaded.model,
         loaded.tokenizer,
         opened,
-        host_drafters=host_drafters(drafter.host, beside=opened is not None),
+        host_drafters=host_drafters(drafter.host, beside=not alone),
         source=source,
         drafter_note=note,
         engine=engine,
@@ -137,6 +145,7 @@ def draft_with(
         mirror=loaded.mirror,
         thread=thread,
         keeper=keeper,
+        prepare=table.grow if alone and table and not table.complete else None,
     )
     redrafter.check()
     if warm_up:

@@ -3,11 +3,11 @@
 The folder is $REDRAFTER_CACHE, or ~/.cache/redrafter-mlx. It holds model files that do not come
 from the Hub (`models/`), cached checksums (`checksums/`), measured costs and acceptance statistics
 (`tuning/`), the models whose trees were found exact (`exact/`), the fastest BLAS (`blas.txt`), how
-published drafters are read (`calibration/`), weights that were quantised at
-loading (`quantised/`), prompts that were read (`prompts/`), training corpora (`corpora/`), the
-user's drafters (`drafters/`), answers with the drafters that learned from them (`learning/`), the
-names of drafters that were not wanted (`declined-drafters/`) and the lines typed in chats
-(`chat_history`).
+published drafters are read (`calibration/`), tables of successors (`successors/`), weights that
+were quantised at loading (`quantised/`), prompts that were read (`prompts/`), training corpora
+(`corpora/`), the user's drafters (`drafters/`), answers with the drafters that learned from them
+(`learning/`), the names of drafters that were not wanted (`declined-drafters/`) and the lines typed
+in chats (`chat_history`).
 Files from the Hub are in huggingface-hub's own cache.
 """
 

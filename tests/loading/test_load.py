@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 
 import mlx.core as mx
@@ -26,6 +27,7 @@ from redrafter_mlx.drafting.names import parse
 from redrafter_mlx.drafting.published.heads.medusa import MedusaConfig, MedusaNetwork, save_medusa
 from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.drafting.recurrent_config import read_config
+from redrafter_mlx.drafting.successors import table_of
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.learning.folder import LearningFolder
 from redrafter_mlx.learning.kept_texts import TextStore
@@ -68,6 +70,34 @@ def test_without_a_drafter_it_looks_up_and_says_how_to_train_one(shelf: Path) ->
     assert redrafter.generate(asked, max_tokens=60).tokens_per_step > 1.2
     assert redrafter.generate(asked, max_tokens=60, draft=False).tokens_per_step == 1.0
     assert not shelf.exists()
+
+
+def test_without_a_drafter_it_drafts_with_the_successors_that_are_known(
+    shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a model has been idle, the next start finds them; a trained drafter is better."""
+    monkeypatch.setattr(loading, "table_of", table_of)
+    first, kept = load("tiny"), shelf.parent / "successors"
+    end = time.monotonic() + 20
+    while not (kept.exists() and [*kept.glob("[!.]*.npz")]):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    asked = {"max_tokens": 30, "beam_width": 1, "beam_length": 4}
+    want = first.generate([5, 6, 7], **asked).token_ids
+    again = load("tiny")
+    assert again.drafting == f"successors and {NEITHER}"
+    assert again.generate([5, 6, 7], **asked).token_ids == want
+    assert load("tiny", drafter="lookup").drafting == "lookup"
+    save_drafter(random_drafter(2, target_fingerprint="sha256:t"), shelf / "b")
+    assert load("tiny").drafting == f"drafter and {NEITHER}"
+
+
+def test_successors_that_are_asked_for_are_read_first(shelf: Path) -> None:
+    redrafter = load("tiny", drafter="successors+lookup")
+    assert redrafter.drafting == "successors and lookup"
+    assert [*(shelf.parent / "successors").glob("*.npz")]
+    with pytest.raises(BadInputError, match="successors cannot draft along"):
+        load("tiny", drafter="successors+tree:medusa_mc_sim_7b_63")
 
 
 def test_what_drafts_is_chosen_by_a_word(shelf: Path) -> None:
