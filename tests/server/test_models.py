@@ -232,7 +232,7 @@ def test_models_that_leave_when_idle_lose_no_request_of_many_at_once(
             answers = ask_all(url, times=2)
             assert {text_of(answer) == alone[asked] for asked, answer in answers} == {True}
         wait_for(lambda: {*kitchen.states(url).values()} == {"available"})
-        assert not kitchen.alive
+        wait_for(lambda: not kitchen.alive)  # they are listed as available while they leave
 
 
 def test_the_model_that_was_used_least_recently_is_unloaded(weights: int) -> None:
