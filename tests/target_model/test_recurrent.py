@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from batches import FEW, drafted, follow_a_random_schedule
-from decoding import PROMPT, read, run, up_to
+from decoding import PROMPT, counted_reads, read, run, up_to
 from hybrids import BY_RECURRENCE, HYBRIDS, hybrid_model
 from states import distance, distances, states_in, states_of
 from tiny import VOCAB, Words, byte_tokenizer, plain_tokens, random_drafter
@@ -20,6 +20,7 @@ from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
@@ -94,6 +95,18 @@ def test_tokens_equal_autoregression(name: str) -> None:
         emitted, results = run(Decoder(target, Oracle(text, VOCAB), shape, GREEDY), PROMPT, 50)
         assert emitted == text[3:53], shape
         assert max(len(r.tokens) for r in results) == shape.length
+
+
+@pytest.mark.parametrize("name", BY_RECURRENCE)
+def test_a_step_reads_nothing_on_the_host(name: str) -> None:
+    """Where the accepted path ends, which states are committed at, is known on the device alone."""
+    target = Target(hybrid_model(name))
+    decoder = Decoder(target, random_drafter().bind(target), BeamShape(3, 4), GREEDY)
+    state, _ = decoder.start(decoder.new_cache(), 0, [PROMPT], sequence_keys(0))
+    with counted_reads() as counts:
+        for i in range(3):
+            state, _ = decoder.step(state, 3 + 4 * i)
+    assert counts == {}
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "falcon_h1", "lfm2"])
