@@ -283,7 +283,7 @@ def _find_trained(
     remedy = _remedy(source.name, None if here else next(iter(known), None), broken)
     if not prepared.auto:
         raise ModelNotFoundError(f"there is no drafter for {source.name}; {remedy}")
-    return None, f"no drafter for {source.name} yet, drafting by lookup; {remedy}"
+    return None, f"no drafter for {source.name} yet; {remedy}"
 
 
 def _remedy(model: str, known: KnownDrafter | None, broken: list[str]) -> str:
