@@ -116,12 +116,16 @@ class SuccessorTable:
     """
 
     def __init__(self, target: Target, beginning: Sequence[int], path: Path | None = None) -> None:
-        """`beginning`: what every token is read after. What is known is kept in `path`."""
+        """Takes over what is kept in `path`, where what is read is kept.
+
+        beginning: what every token is read after; tokens that the target lacks are left out
+        """
         rows = min(target.vocab_size, _MAX_ROWS)
         self.tokens = np.zeros((rows, _K), np.int32)
         self.log_probs = np.full((rows, _K), -math.inf, np.float32)
         self.known = 0
-        self._target, self._beginning, self._path = target, list(beginning), path
+        known = [token for token in beginning if token < target.vocab_size]
+        self._target, self._beginning, self._path = target, known or [0], path
         self._load()
 
     @property

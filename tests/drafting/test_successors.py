@@ -248,3 +248,14 @@ def test_answers_go_on_where_the_table_cannot_be_read(
         until(lambda: "no such kernel" in caplog.text)
     assert redrafter.generate([1, 2, 3], max_tokens=8).token_ids == want
     assert table.known == 0
+
+
+def test_words_that_the_target_lacks_are_not_read() -> None:
+    """Some tokenizers have more tokens than their model, which would read what is not there."""
+    target = Target(random_model())
+    known, more = (SuccessorTable(target, beginning) for beginning in ([1, 2], [1, 10**6, 2]))
+    for table in (known, more):
+        while not table.complete:
+            table.grow()
+    assert np.array_equal(known.tokens, more.tokens)
+    assert np.array_equal(known.log_probs, more.log_probs)
