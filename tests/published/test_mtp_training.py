@@ -90,8 +90,8 @@ def test_a_head_starts_from_the_models_files_and_learns(name: str, tmp_path: Pat
 
     student = recipe.student(drafter, target, OPTIONS)
     batch = student.batch(recipe.extras(()).compute(target, written_texts(target)))
-    learner = Learner(student, 12)
-    losses = [learner.step([lambda: student.loss(batch)]) for _ in range(12)]
+    learner = Learner(student)
+    losses = [learner.step([lambda: student.loss(batch)], n / 12) for n in range(12)]
     assert losses[-1] < 0.9 * losses[0]
     recipe.save(student, tmp_path / "saved")
     saved = load(tmp_path / "saved", target)
