@@ -161,8 +161,9 @@ def test_train_hours_ends_with_a_drafter_and_resumes_as_the_same_run(
 ) -> None:
     """There is time for more passes, but the limit that is set here ends the run earlier."""
     monkeypatch.setattr(hours_module, "MAX_EPOCHS", 0.5)
+    monkeypatch.setattr(Deadline, "writing_is_over", lambda _: True)  # the smallest corpus
     output = tmp_path / "drafter"
-    asked = [*arguments(model, prompts, output, {"": {"answer_tokens": None}}), "--hours", "0.004"]
+    asked = [*arguments(model, prompts, output, {"": {"answer_tokens": None}}), "--hours", "0.1"]
     assert main.run(asked) == 0
     shown = unwrapped(capsys.readouterr().err)
     assert "the run ends at" in shown
@@ -202,7 +203,8 @@ def test_time_ends_training_and_the_passes_made_are_those_of_the_options_file(
         return min(1.0, len(steps) / 20)
 
     monkeypatch.setattr(Deadline, "trained", trained)
-    asked = [*arguments(model, prompts, output, {"": {"answer_tokens": None}}), "--hours", "0.004"]
+    monkeypatch.setattr(Deadline, "writing_is_over", lambda _: True)
+    asked = [*arguments(model, prompts, output, {"": {"answer_tokens": None}}), "--hours", "0.1"]
     assert main.run(asked) == 0
     training = read_options(output / "train.toml")["training"]
     assert isinstance(training, dict)
@@ -223,12 +225,13 @@ def test_a_corpus_whose_last_block_is_empty_is_found_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hours_module, "MAX_EPOCHS", 0.5)
+    monkeypatch.setattr(Deadline, "writing_is_over", lambda _: True)
     data = tmp_path / "data.jsonl"
     rows = [{"prompt": f"Question {i}?", "answer": f"It is {i} times {i}. " * 4} for i in range(64)]
     rows.append({"prompt": "Question 64?", "answer": "It is too long. " * 999})
     data.write_text("\n".join(map(json.dumps, rows)))
     options = options_file(tmp_path / "options.toml", {"": {"answer_tokens": None}})
-    asked = ["train", "--config", str(options), "--model", str(model), "--hours", "0.004"]
+    asked = ["train", "--config", str(options), "--model", str(model), "--hours", "0.1"]
     asked += ["--data", str(data), "--labels", "data", "--output", str(tmp_path / "drafter")]
     assert main.run(asked) == 0
     assert main.run(asked) == 0
