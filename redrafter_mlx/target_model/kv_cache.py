@@ -8,7 +8,7 @@ A write after attention, to move the path to its slots at once, would copy every
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -22,7 +22,6 @@ from redrafter_mlx.target_model.cache_slots import (
     round_up,
 )
 from redrafter_mlx.target_model.layer_cache import LayerBuffers, LayerCache
-from redrafter_mlx.target_model.packed_cache import Packing
 from redrafter_mlx.target_model.plans import (
     MAX_EXCESS,
     RING_SLACK,
@@ -36,7 +35,7 @@ from redrafter_mlx.target_model.plans import (
     tree_plan,
 )
 from redrafter_mlx.target_model.recurrent.interface import AcceptedPath
-from redrafter_mlx.target_model.recurrent.state_cache import Recurrences, States
+from redrafter_mlx.target_model.recurrent.state_cache import States
 
 
 @dataclass(frozen=True)
@@ -55,20 +54,9 @@ class TreeCache(CacheLayers):
     """
 
     has_checkpoints = True
-
-    def __init__(
-        self,
-        n_layers: int,
-        states: Mapping[int, Recurrences] | None = None,
-        windows: Mapping[int, int] | None = None,
-        *,
-        whole: bool = False,
-        packing: Packing | None = None,
-    ) -> None:
-        super().__init__(n_layers, states, windows, whole=whole, packing=packing)
-        self.plan: LayerPlan | None = None
-        self.pending: Pending | None = None
-        self.excess = 0
+    plan: LayerPlan | None = None
+    pending: Pending | None = None
+    excess: int = 0
 
     def plan_call(self, plan: LayerPlan) -> None:
         """Set the plan of the next call, and grow the buffers for it.

@@ -133,10 +133,10 @@ def test_what_is_known_is_kept_and_grows_on(tmp_path: Path) -> None:
 
 def test_the_table_of_another_process_that_knows_as_much_stays(tmp_path: Path) -> None:
     target, path = Target(byte_model()), tmp_path / "a.npz"
-    behind = SuccessorTable(target, BEGINNING, path)
+    slower = SuccessorTable(target, BEGINNING, path)
     grown(target, path)
     os.utime(path, (0, 0))
-    while behind.grow() < 1:
+    while slower.grow() < 1:
         pass
     assert path.stat().st_mtime == 0
     assert SuccessorTable(target, BEGINNING, path).complete
