@@ -35,6 +35,7 @@ from redrafter_mlx.speculation.sampling import Draws
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.fingerprint import values_hash
 from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.weights import LOG
 from redrafter_mlx.weights.chat import encode_text, render_chat
 
 _K = 4
@@ -219,6 +220,8 @@ class OwnSuccessors:
 
     def bind(self, target: Target, tokenizer: TokenizerWrapper) -> Successors:
         table = self.table or table_of(target, tokenizer)
+        if self.table is None and not table.complete:
+            LOG.warning("reading what the model says after single tokens, which is done once")
         while self.table is None and not table.complete:
             with target.lock:
                 table.grow()
