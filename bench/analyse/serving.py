@@ -9,6 +9,7 @@ from itertools import chain
 import numpy as np
 
 from redrafter_mlx.bench.measure.load_client import Answered
+from redrafter_mlx.bench.measure.questions import WHOLE
 from redrafter_mlx.errors import ServerError
 
 
@@ -21,6 +22,7 @@ class ServingRow:
     first_token, slowest_first_token: seconds, the median and the 95th percentile
     speedup:       total_tps over that of the first server
     same_text:     share of answers whose text equals the first server's
+    category:      the questions' category, WHOLE for all of them
     """
 
     url: str
@@ -33,13 +35,38 @@ class ServingRow:
     slowest_first_token: float
     speedup: float
     same_text: float
+    category: str = WHOLE
 
 
 Rounds = Sequence[Sequence[Answered]]
 """A server's answers, by round of one load."""
 
 
-def serving_rows(users: int, by_url: Sequence[tuple[str, Rounds]]) -> list[ServingRow]:
+def category_rows(
+    categories: Sequence[str], by_url: Sequence[tuple[str, Rounds]]
+) -> list[ServingRow]:
+    """Return rows per category and server of one user's load; none if there is one category only.
+
+    categories: of each question, in the order of the answers. With more users there are no such
+                rows, because answers of several categories share the machine.
+    """
+    rows: list[ServingRow] = []
+    names = dict.fromkeys(categories)
+    for name in names if len(names) > 1 else ():
+        chosen = [(url, _only(name, categories, rounds)) for url, rounds in by_url]
+        rows += serving_rows(1, chosen, name)
+    return rows
+
+
+def _only(name: str, categories: Sequence[str], rounds: Rounds) -> Rounds:
+    """Return each answer of a category as a round of its own, so that no other's time counts."""
+    answers = zip(categories, chain(*rounds), strict=True)
+    return [[answer] for category, answer in answers if category == name]
+
+
+def serving_rows(
+    users: int, by_url: Sequence[tuple[str, Rounds]], category: str = WHOLE
+) -> list[ServingRow]:
     """Return a row per server under one load; all have answered the same questions.
 
     Raises ServerError if the first server counted no tokens.
@@ -66,6 +93,7 @@ def serving_rows(users: int, by_url: Sequence[tuple[str, Rounds]]) -> list[Servi
                 slowest_first_token=float(np.percentile(waits, 95)),
                 speedup=total_tps(rounds) / total_tps(of_first),
                 same_text=same / len(answers),
+                category=category,
             )
         )
     return rows

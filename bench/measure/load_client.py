@@ -163,6 +163,7 @@ class Load:
     questions: Sequence[str]
     users: int
     max_tokens: int
+    temperature: float = 0.0
 
     def rounds(self) -> list[Load]:
         """Return parts of about equal size, with at least _ROUND questions for each user."""
@@ -172,14 +173,14 @@ class Load:
         return [replace(self, questions=self.questions[a:b]) for a, b in bounds]
 
 
-def ask(server: Server, question: str, max_tokens: int) -> Answered:
-    """Ask for one greedy answer; a reply without token usage is a ServerError, too."""
+def ask(server: Server, question: str, max_tokens: int, temperature: float = 0.0) -> Answered:
+    """Ask for one answer; a reply without token usage is a ServerError, too."""
     began, first = time.perf_counter(), None
     text, tokens = "", None
     body = {
         "messages": [{"role": "user", "content": question}],
         "max_tokens": max_tokens,
-        "temperature": 0,
+        "temperature": temperature,
         "stream_options": {"include_usage": True},
     }
     for chunk in server.stream(body):
@@ -215,7 +216,8 @@ def measure_load(server: Server, load: Load) -> list[Answered]:
     ended.
     """
     with ThreadPoolExecutor(load.users) as pool:
-        asked = [pool.submit(ask, server, text, load.max_tokens) for text in load.questions]
+        limits = load.max_tokens, load.temperature
+        asked = [pool.submit(ask, server, text, *limits) for text in load.questions]
         try:
             wait(asked, return_when=FIRST_EXCEPTION)
         finally:

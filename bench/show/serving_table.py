@@ -11,6 +11,7 @@ from redrafter_mlx.bench.show.tables import TextTable
 def serving_table(rows: Sequence[ServingRow]) -> TextTable:
     """Return a table of servers under load."""
     several = len({row.url for row in rows}) > 1
+    by_category = len({row.category for row in rows}) > 1
     lines = []
     for row in rows:
         compared = {"over the first": f"{row.speedup:.2f}x", "same text": f"{row.same_text:.0%}"}
@@ -18,6 +19,7 @@ def serving_table(rows: Sequence[ServingRow]) -> TextTable:
             {
                 "server": row.url,
                 "users": str(row.users),
+                **({"questions": row.category} if by_category else {}),
                 "answers": str(row.answers),
                 "total tok/s": f"{row.total_tps:.2f}",
                 "tok/s each": f"{row.user_tps:.2f}",

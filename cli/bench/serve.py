@@ -14,6 +14,7 @@ from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.flag import Flag
 from redrafter_mlx.cli.progress import describe_count, progress_bars
 from redrafter_mlx.cli.terminal import StopKey, console
+from redrafter_mlx.config import MAX_TEMPERATURE, check_number
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.busy_machine import BusyMachine
 from redrafter_mlx.runtime.ranges import parse_integers
@@ -34,6 +35,7 @@ class LoadOptions(opt.QuestionOptions):
         "URL")] = ()
     users: Annotated[str, Flag("How many ask at once, such as 1,4,8 or 1..4.", "N,...")] = "1,4,8"
     max_tokens: Annotated[int, opt.MAX_TOKENS] = 128
+    temperature: Annotated[float, opt.GENERATION["temperature"]] = 0.0
     server_model: Annotated[str | None, Flag(
         "The model to ask for. [default: left to the server]", "NAME")] = None
     api_key: Annotated[str | None, Flag(
@@ -47,11 +49,12 @@ class LoadOptions(opt.QuestionOptions):
             raise BadInputError("--url is missing; give one like http://127.0.0.1:8080/v1")
         return [Server(url, self.server_model, self.api_key) for url in self.url]
 
-    def loads(self) -> list[Load]:
+    def loads(self, texts: Sequence[str]) -> list[Load]:
         """Return one load per number of users; raises BadInputError for impossible numbers."""
         if self.max_tokens < 2:
             raise BadInputError(f"--max-tokens is {self.max_tokens}; it must be at least 2")
-        users, texts = parse_integers("--users", self.users), [q.text for q in self.chosen()]
+        check_number("--temperature", self.temperature, low=0.0, high=MAX_TEMPERATURE)
+        users = parse_integers("--users", self.users)
         for n in users:
             if not 1 <= n <= MOST_AT_ONCE:
                 raise BadInputError(f"--users holds {n}; give numbers from 1 to {MOST_AT_ONCE}")
@@ -63,7 +66,12 @@ class LoadOptions(opt.QuestionOptions):
         # The prefix keeps a server from reusing the cached prompt of an earlier load, or run.
         run = random.SystemRandom().randrange(10**6)
         return [
-            Load([f"({run}.{i}.{k}) {text}" for k, text in enumerate(texts, 1)], n, self.max_tokens)
+            Load(
+                [f"({run}.{i}.{k}) {text}" for k, text in enumerate(texts, 1)],
+                n,
+                self.max_tokens,
+                self.temperature,
+            )
             for i, n in enumerate(users, 1)
         ]
 
@@ -72,14 +80,15 @@ class LoadOptions(opt.QuestionOptions):
 def command(*, as_json: opt.Json = False, options: LoadOptions) -> None:
     """Measure servers for OpenAI's API under the load of several users.
 
-    Each user asks a question, reads the answer as it streams, and asks the next one. Greedy, so
-    that servers of one model can be compared letter for letter.
+    Each user asks a question, reads the answer as it streams, and asks the next one. At
+    temperature 0 servers of one model can be compared letter for letter.
 
     Example: redrafter-mlx bench serve --url http://127.0.0.1:8080/v1 --users 1,4,8
     """
-    from redrafter_mlx.bench.analyse.serving import serving_rows
+    from redrafter_mlx.bench.analyse.serving import category_rows, serving_rows
 
-    servers, loads = options.servers(), options.loads()
+    servers, questions = options.servers(), options.chosen()
+    loads = options.loads([question.text for question in questions])
     rows: list[ServingRow] = []
     interrupted, machine = False, BusyMachine(computes=False, shared=True)  # with the servers
     try:
@@ -90,7 +99,10 @@ def command(*, as_json: opt.Json = False, options: LoadOptions) -> None:
                 with StopKey(notice=_WAITS):
                     measured = measure_in_turn(servers, load)
                 urls = [server.url for server in servers]
-                rows += serving_rows(load.users, [*zip(urls, measured, strict=True)])
+                by_url = [*zip(urls, measured, strict=True)]
+                rows += serving_rows(load.users, by_url)
+                if load.users == 1:
+                    rows += category_rows([q.category for q in questions], by_url)
                 progress("loads", i + 1, len(loads))
     except KeyboardInterrupt:
         interrupted = True

@@ -14,7 +14,7 @@ import pytest
 from serving import host, running, tiny_redrafter, wait_until_ready
 from streams import answering, chunk, streamed
 
-from redrafter_mlx.bench.analyse.serving import serving_rows, total_tps
+from redrafter_mlx.bench.analyse.serving import category_rows, serving_rows, total_tps
 from redrafter_mlx.bench.measure.load_client import (
     Answered,
     Load,
@@ -131,6 +131,35 @@ def test_figures_of_a_load_are_those_of_its_answers() -> None:
     assert (two.tokens, two.answers, two.users) == (15, 2, 2)
 
 
+def test_a_category_of_one_users_questions_is_timed_by_its_own_answers() -> None:
+    """The second question of three belongs to another category, and takes ten seconds."""
+    rounds = [
+        [Answered("x", 10, 0.0, 1.0, 2.0), Answered("y", 10, 2.0, 3.0, 12.0)],
+        [Answered("z", 10, 50.0, 51.0, 53.0)],
+    ]
+    math, coding = category_rows(["math", "coding", "math"], [("a", rounds)])
+    assert (math.category, math.answers, math.total_tps) == ("math", 2, 20 / 5)
+    assert (coding.category, coding.answers, coding.total_tps) == ("coding", 1, 10 / 10)
+    assert category_rows(["math", "math", "math"], [("a", rounds)]) == []
+
+
+def test_servers_are_asked_for_the_temperature(capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[object] = []
+
+    def answer(body: dict[str, object]) -> tuple[int, str]:
+        asked.append(body["temperature"])
+        return echo(body)
+
+    with answering(answer) as url:
+        line = ["bench", "serve", "--url", url, "--users", "1,2", "--limit", "2", "--json"]
+        assert main.run([*line, "--temperature", "0.7"]) == 0
+    assert asked[1:] == [0.7] * 4, "all but the question that warms a server up"
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [(row["users"], row["category"]) for row in rows] == [
+        (1, "all"), (1, "writing"), (1, "coding"), (2, "all"),
+    ]  # fmt: skip
+
+
 def test_a_baseline_that_counts_no_tokens_is_named() -> None:
     with pytest.raises(ServerError, match="silent counted no tokens"):
         serving_rows(1, [("silent", [[Answered("", 0, 0.0, 1.0, 1.0)]])])
@@ -147,8 +176,9 @@ def test_our_server_under_load_says_what_the_library_says(
         assert main.run([*line, "--max-tokens", "6"]) == 0
     assert said.text == tiny_redrafter().generate("Name a fruit.", max_tokens=12).text
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-    assert [row["users"] for row in rows] == [1, 1, 3, 3]
-    assert all(row["same_text"] == 1.0 and row["answers"] == 3 for row in rows)
+    whole = [row for row in rows if row["category"] == "all"]
+    assert [row["users"] for row in whole] == [1, 1, 3, 3]
+    assert all(row["same_text"] == 1.0 and row["answers"] == 3 for row in whole)
     assert all(0 < row["tokens"] <= 18 for row in rows)
 
 
@@ -192,7 +222,7 @@ def test_loads_that_were_measured_are_printed_after_ctrl_c_or_an_error(
         line = ["bench", "serve", "--url", url, "--users", "1,2", "--json"]
         assert main.run(line) == status
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [row["users"] for row in found["rows"]] == [1]
+    assert {row["users"] for row in found["rows"]} == {1}
     assert found["interrupted"] == (status == 130)
 
 
@@ -207,6 +237,7 @@ def test_loads_that_were_measured_are_printed_after_ctrl_c_or_an_error(
         (("--url", "http://x/v1", "--users", "many"), "--users"),
         (("--url", "http://x/v1", "--users", "1,32"), "--users holds 32"),
         (("--url", "http://x/v1", "--max-tokens", "1"), "--max-tokens"),
+        (("--url", "http://x/v1", "--temperature", "-1"), "--temperature"),
     ],
 )
 def test_bad_options_are_refused_in_one_line(
