@@ -41,7 +41,7 @@ from redrafter_mlx.distill.corpus.folder import CorpusSize, describe_left_out
 from redrafter_mlx.distill.hours import Deadline
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.run import TrainingRun
-from redrafter_mlx.distill.training.trainer import Step
+from redrafter_mlx.distill.training.loop import Step
 from redrafter_mlx.distributed.group import join_ranks
 from redrafter_mlx.runtime.atomic_write import locked
 from redrafter_mlx.runtime.paths import human_size

@@ -54,7 +54,7 @@ from redrafter_mlx.distill.training.checkpoint import (
     Progress,
     save_checkpoint,
 )
-from redrafter_mlx.distill.training.trainer import Step
+from redrafter_mlx.distill.training.loop import Step
 from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.drafting.installed import drafter_folder
 from redrafter_mlx.drafting.recurrent_config import read_config

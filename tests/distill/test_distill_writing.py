@@ -564,7 +564,6 @@ def test_given_answers_are_counted_as_they_are_read() -> None:
     read = sum(len(text.answer) for text in shard.texts)
     assert reader.count_tokens(1_000) == read
     assert reader.count_tokens(read - 1) == read - 1
-    assert [text.prompt for text in reader.sample(2)] == [text.prompt for text in shard.texts[:2]]
 
 
 def test_given_conversations_that_the_template_refuses_are_left_out() -> None:

@@ -107,15 +107,6 @@ def test_a_form_learns_and_a_resumed_run_has_the_losses_of_the_unbroken_one(
         assert (tmp_path / "a/out" / file).read_bytes() == (tmp_path / "b/out" / file).read_bytes()
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_the_trial_of_a_dry_run_is_a_batch_of_the_form(name: str) -> None:
-    recipe = recipe_of(name, Target(random_model()))
-    target = Target(random_model()).reading(recipe.context_layers)
-    blank = recipe.bind(recipe.network(), target)
-    student = recipe.student(blank, target, TrainOptions(draft_length=T, batch=16))
-    assert 0 < student.trial()().item() < 100
-
-
 def trained(folder: Path, name: str) -> tuple[Path, Evaluation]:
     """Return a drafter's folder after some steps, and its last evaluation."""
     (folder / "out").mkdir()

@@ -75,10 +75,6 @@ class ReadTexts:
                 lengths.append(min(_MAX_TOKENS, len(self._tokens(text, tokenizer))))
         return sum(lengths) / max(1, len(lengths))
 
-    def sample(self, target: Target, tokenizer: TokenizerWrapper, texts: int) -> list[Text]:
-        """Read a sample of `texts` texts, evenly spread, to measure how long reading takes."""
-        return ReadTexts(self._spread(texts), texts, self.raw).of_block(target, tokenizer, 0, [])
-
     def _tokens(self, text: Conversation, tokenizer: TokenizerWrapper) -> list[int]:
         return text_ids(tokenizer, text, len(text.turns) - 1, raw=self.raw)
 

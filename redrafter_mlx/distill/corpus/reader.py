@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
 
 import mlx.core as mx
 import numpy as np
@@ -81,12 +80,6 @@ class Reader:
             texts.append(self._read(prompt, answer))
             progress.count_answers(len(answer))
         return Shard(texts, progress.left_out)
-
-    def sample(self, texts: int) -> list[Text]:
-        """Read a sample of `texts` texts, evenly spread, to measure how long reading takes."""
-        every = max(1, len(self.conversations) // texts)
-        tried = chain(self.conversations[::every], self.conversations)
-        return [self._read(*text) for text in islice(self._usable(tried, Counter()), texts)]
 
     def count_tokens(self, most: int) -> int:
         """Count the tokens of the answers that would be read, up to `most`, without reading."""

@@ -11,7 +11,6 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
@@ -24,7 +23,7 @@ from redrafter_mlx.distill.corpus.examples import Batch, Examples
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import Text
-from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
+from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_quality
 from redrafter_mlx.distill.forms.eagle_sequences import Sequences
 from redrafter_mlx.distill.forms.loss import distillation_loss
 from redrafter_mlx.distill.options import TrainOptions
@@ -74,32 +73,18 @@ class Student(ABC):
     def batches(self, examples: Examples) -> float:
         """Return the number of batches in a pass over the corpus, about the same in each."""
 
+    @property
     @abstractmethod
-    def batch(self, texts: Sequence[Text]) -> Batch | Sequences:
-        """Return a batch of texts, which fit in one."""
+    def drafter(self) -> LevelDrafter:
+        """A drafter of the network as it is now."""
 
-    @abstractmethod
     def evaluate(self, held_out: Sequence[Text], shapes: Sequence[BeamShape]) -> DraftQuality:
         """Measure its quality on texts that it was not trained on."""
+        return measure_quality(self.drafter, held_out, self.options.draft_length, shapes)
 
     @abstractmethod
     def drafts(self, batch: Any) -> Iterator[mx.array]:
         """Yield logits [P, V'] float32 of each draft after a batch's roots, fed with the labels."""
-
-    def trial(self) -> BatchLoss:
-        """Return the loss of a batch of random numbers, for timing."""
-        size, rng, target = self.options.batch, np.random.default_rng(0), self._target
-        answer, prompt = min(size, 128), 32
-        tokens = rng.integers(0, target.vocab_size, prompt + answer, np.int32)
-        states = rng.normal(size=(prompt + answer - 1, target.context_size)).astype(np.float32)
-        text = Text.of(
-            target,
-            tokens[:prompt].tolist(),
-            tokens[prompt:],
-            states[prompt - 1 :],
-            prompt_states=states[: prompt - 1],
-        )
-        return partial(self.loss, self.batch([text] * (size // answer)))
 
     def loss(self, batch: Batch | Sequences) -> mx.array:
         """Return the distillation loss of a batch."""

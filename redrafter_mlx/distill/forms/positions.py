@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 import mlx.core as mx
 
-from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus.examples import Batch, Examples, lay_out
-from redrafter_mlx.distill.corpus.shards import Text
-from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, draft_logits, measure_quality
+from redrafter_mlx.distill.corpus.examples import Batch, Examples
+from redrafter_mlx.distill.evaluation.acceptance import draft_logits
 from redrafter_mlx.distill.forms.form import BatchLoss, Recipe, Student
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafting.level_drafter import MemorylessDrafter
@@ -33,7 +31,11 @@ class PositionStudent(Student):
         self, recipe: Recipe, drafter: MemorylessDrafter, target: Target, options: TrainOptions
     ) -> None:
         super().__init__(recipe, drafter, target, options)
-        self.drafter = drafter
+        self._drafter = drafter
+
+    @property
+    def drafter(self) -> MemorylessDrafter:
+        return self._drafter
 
     def losses(self, examples: Examples, epoch: int, skip: int) -> Iterator[BatchLoss]:
         for batch in examples.epoch(epoch, skip):
@@ -42,13 +44,7 @@ class PositionStudent(Student):
     def batches(self, examples: Examples) -> float:
         return examples.positions / self.options.batch
 
-    def batch(self, texts: Sequence[Text]) -> Batch:
-        return lay_out(texts, self.options.draft_length).batch(0, self.options.batch)
-
-    def evaluate(self, held_out: Sequence[Text], shapes: Sequence[BeamShape]) -> DraftQuality:
-        return measure_quality(self.drafter, held_out, self.options.draft_length, shapes)
-
     def drafts(self, batch: Batch) -> Iterator[mx.array]:
         states = batch.states[: len(batch.roots)].astype(mx.float32)
-        levels = self.drafter.levels_of(states, batch.roots, self.options.draft_length)
+        levels = self._drafter.levels_of(states, batch.roots, self.options.draft_length)
         return draft_logits(levels, batch.labels)

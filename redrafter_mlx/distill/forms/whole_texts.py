@@ -9,12 +9,10 @@ from itertools import islice
 
 import mlx.core as mx
 
-from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.examples import Examples
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import Text
-from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_quality
 from redrafter_mlx.distill.forms.eagle_sequences import (
     PADDED,
     Sequences,
@@ -25,7 +23,6 @@ from redrafter_mlx.distill.forms.eagle_sequences import (
 )
 from redrafter_mlx.distill.forms.form import BatchLoss, Recipe, Student
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.drafting.level_drafter import LevelDrafter
 
 
 class WholeTextRecipe(Recipe):
@@ -43,11 +40,6 @@ class WholeTextRecipe(Recipe):
 class WholeTextStudent(Student):
     """A drafter in training that reads every position of a text."""
 
-    @property
-    @abstractmethod
-    def drafter(self) -> LevelDrafter:
-        """A drafter of the network as it is now."""
-
     def losses(self, examples: Examples, epoch: int, skip: int) -> Iterator[BatchLoss]:
         groups = (
             group
@@ -64,9 +56,6 @@ class WholeTextStudent(Student):
     def batch(self, texts: Sequence[Text]) -> Sequences:
         T, D = self.options.draft_length, self._target.hidden_size
         return pad_together(texts, T, D, prompts=self.options.soft_share > 0)
-
-    def evaluate(self, held_out: Sequence[Text], shapes: Sequence[BeamShape]) -> DraftQuality:
-        return measure_quality(self.drafter, held_out, self.options.draft_length, shapes)
 
 
 class UnrolledStudent(WholeTextStudent):

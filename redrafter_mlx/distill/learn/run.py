@@ -20,8 +20,10 @@ from redrafter_mlx.distill.learn.general import general_texts
 from redrafter_mlx.distill.learn.judging import Judge, Quality
 from redrafter_mlx.distill.learn.states import read, write_shards
 from redrafter_mlx.distill.learn.texts import Split, interleaved, split, up_to
-from redrafter_mlx.distill.learn.training import train
 from redrafter_mlx.distill.options import MAX_SEED, TrainOptions
+from redrafter_mlx.distill.training.checkpoint import Progress
+from redrafter_mlx.distill.training.learner import Learner
+from redrafter_mlx.distill.training.loop import train
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
 from redrafter_mlx.drafting.names import AUTO, parse
@@ -169,22 +171,22 @@ class _Run:
         before = judge.quality(None if self.start is None else drafter)
         student = self.recipe.student(drafter, self.target, self._training(positions))
         start, trained_at = student.network.trainable_parameters(), self._clock()
-        left = self._options.seconds * (1 - _JUDGING) - (trained_at - began)
-        steps = train(
-            student,
-            Examples(tuple(shards), self._extras, student.options, _STATES),
-            self._options.steps,
-            max(left, 1.0),
-            self._clock,
-            partial(report, "training"),
-        )
+        left = max(1.0, self._options.seconds * (1 - _JUDGING) - (trained_at - began))
+        wanted, at = self._options.steps, Progress()
+
+        def schedule(step: int) -> float:
+            return (self._clock() - trained_at) / left if wanted is None else step / wanted
+
+        examples = Examples(tuple(shards), self._extras, student.options, _STATES)
+        for step, _ in train(Learner(student), examples, at, schedule):
+            report("training", step.step, step.steps)
         seconds = self._clock() - trained_at
         after, version = self._try(student, start, judge, before, kept.newest)
         general_pair = None
         if before.general is not None and after.general is not None:
             general_pair = before.general, after.general
         return LearningRun(
-            time.time(), len(kept), steps, round(seconds, 1), (before.own, after.own),
+            time.time(), len(kept), at.step, round(seconds, 1), (before.own, after.own),
             general_pair, version, self._options.seed,
         )  # fmt: skip
 

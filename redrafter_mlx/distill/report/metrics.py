@@ -22,7 +22,8 @@ from typing import Any
 
 from redrafter_mlx.distill.corpus.shards import naming_damage
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
-from redrafter_mlx.distill.training.trainer import Evaluation, Event, Step
+from redrafter_mlx.distill.training.loop import Step
+from redrafter_mlx.distill.training.trainer import Evaluation, Event
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.atomic_write import atomic_write, name_in_errors
 

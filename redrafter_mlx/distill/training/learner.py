@@ -33,7 +33,7 @@ class Learner:
     """A student and its optimiser; only the student's network is trained."""
 
     def __init__(self, student: Student) -> None:
-        self.network, self._options = student.network, student.options
+        self.student, self.network, self._options = student, student.network, student.options
         self.optimizer = drafter_optimizer(student.options, student.recipe.by_adamw)
         self.optimizer.init(self.network.trainable_parameters())
 

@@ -1,4 +1,4 @@
-"""The training loop, with a state that can be resumed exactly."""
+"""A training run in a folder: evaluated, saved, and resumed exactly."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import mlx.core as mx
 from mlx.utils import tree_map
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.examples import Examples
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
-from redrafter_mlx.distill.forms.form import BatchLoss, Student
+from redrafter_mlx.distill.forms.form import Student
 from redrafter_mlx.distill.training.checkpoint import (
     Checkpoint,
     Progress,
@@ -23,29 +22,14 @@ from redrafter_mlx.distill.training.checkpoint import (
     save_checkpoint,
 )
 from redrafter_mlx.distill.training.learner import Learner
-from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.distill.training.loop import Step, train
 from redrafter_mlx.weights import LOG
 from redrafter_mlx.weights.files.names import WEIGHTS
 
 SAVE_SECONDS = 120.0
 """Seconds between saves: the most that a killed run loses."""
 
-_MOST_CACHED = 1_000_000_000
-"""Bytes of unused memory that MLX may keep: batches of many sizes would leave it more and more."""
-
-
 _ROUNDING = 1e-9
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of the optimiser; `loss` is the mean over its batches."""
-
-    step: int
-    steps: int
-    loss: float
-    learning_rate: float
-    positions_per_second: float
 
 
 @dataclass(frozen=True)
@@ -110,53 +94,31 @@ class Trainer:
 
         passed: share of the time for training that has passed; training ends with it
         """
-        count, progress = self.options.evaluations, self._progress(passed)
-        saved = time.monotonic()
-        began, positions = time.monotonic(), 0
-        batches = self._batches()
-        while progress < 1 and not stop():
-            loss = self.learner.step([next(batches) for _ in range(self.options.batches)], progress)
-            self._at.step += 1
-            due, progress = int(progress * count + _ROUNDING), self._progress(passed)
-            if mx.get_cache_memory() > _MOST_CACHED:
-                mx.clear_cache()
-            positions += self.options.batch * self.options.batches
-            rate = positions / max(time.monotonic() - began, 1e-9)
-            steps = max(self._at.step, round(self._at.step / max(progress, _ROUNDING)))
-            yield Step(self._at.step, steps, loss, self.learner.learning_rate, rate)
+        count, saved = self.options.evaluations, time.monotonic()
+
+        def schedule(step: int) -> float:
+            return min(1.0, max(step / self.steps, passed()))
+
+        share = schedule(self._at.step)
+        for step, over in train(self.learner, self.examples, self._at, schedule, stop):
+            due, share = int(share * count + _ROUNDING), over
+            yield step
             best = False
-            if int(progress * count + _ROUNDING) > due:
+            if int(share * count + _ROUNDING) > due:
                 evaluation = self._evaluate()
                 yield evaluation
                 best = evaluation.best  # its checkpoint knows the drafter that was saved
-                began, positions = time.monotonic(), 0
             if best or time.monotonic() - saved > SAVE_SECONDS:
                 self.save()
                 saved = time.monotonic()
-        if progress >= 1 and not self._at.best:
+        if share >= 1 and not self._at.best:
             yield self._evaluate()
         self.save()
-
-    def _progress(self, passed: Callable[[], float]) -> float:
-        """Return the share of the training that is over, by steps or by time."""
-        return min(1.0, max(self._at.step / self.steps, passed()))
 
     def save(self) -> None:
         """Write the run's state, from which the same command resumes."""
         weights, optimizer = self.network.trainable_parameters(), self.learner.optimizer
         save_checkpoint(Checkpoint(weights, optimizer.state, self.made_by, self._at), self.folder)
-
-    def _batches(self) -> Iterator[BatchLoss]:
-        """Yield batch after batch, pass after pass, from the run's current position on."""
-        while True:
-            got = False
-            for batch in self.student.losses(self.examples, self._at.epoch, self._at.batch):
-                self._at.batch += 1
-                got = True
-                yield batch
-            if not got and self._at.batch == 0:
-                raise BadInputError("the corpus is smaller than one batch; write more of it")
-            self._at.epoch, self._at.batch = self._at.epoch + 1, 0
 
     def _evaluate(self) -> Evaluation:
         """Evaluate the drafter, interpolated with its start, and save it if it is the best yet."""
