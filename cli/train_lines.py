@@ -12,7 +12,8 @@ from redrafter_mlx.distill.corpus.folder import CorpusSize, describe_left_out
 from redrafter_mlx.distill.evaluation.speed import MeasuredRow, verdict
 from redrafter_mlx.distill.hours import MAX_EPOCHS, Deadline
 from redrafter_mlx.distill.job import TrainingJob
-from redrafter_mlx.distill.run import TrainingRun
+from redrafter_mlx.distill.plan import RunPlan
+from redrafter_mlx.distill.run import WrittenRun
 from redrafter_mlx.distill.training.trainer import Evaluation
 from redrafter_mlx.drafting.installed import own_shelf
 from redrafter_mlx.runtime.paths import free_disk, human_size
@@ -32,20 +33,20 @@ def ends_at(seconds: float) -> str:
     return time.strftime("the run ends at %H:%M", time.localtime(time.time() + seconds))
 
 
-def print_corpus(corpus: CorpusSize, run: TrainingRun, console: Console, *, planned: bool) -> None:
+def print_corpus(run: WrittenRun, console: Console, *, planned: bool) -> None:
     """Print what the written corpus holds and what was left out.
 
     planned: whether time bounded its size, so that it need not have the size asked for
     """
+    corpus, plan = run.size, run.plan
     left = describe_left_out(corpus.left_out) or "nothing"
     console.print(
         f"corpus: {count(corpus.texts, 'text')}, {count(corpus.answer_tokens, 'answer token')}, "
         f"{corpus.read_tokens} tokens read, "
-        f"{human_size(corpus.bytes)} in {run.folder}; left out: {left}"
+        f"{human_size(corpus.bytes)} in {plan.corpus.folder}; left out: {left}"
     )
-    note = shortfall(
-        corpus, run.job, run.corpus_job.max_bytes, layers=bool(run.recipe.context_layers)
-    )
+    layers = bool(plan.recipe.context_layers)
+    note = shortfall(corpus, plan.job, plan.corpus.max_bytes, layers=layers)
     if note and not planned:
         console.print(note)
 
@@ -77,7 +78,7 @@ def print_quality(console: Console, at: Evaluation) -> None:
     )
 
 
-def print_verdict(run: TrainingRun, rows: list[MeasuredRow]) -> None:
+def print_verdict(job: TrainingJob, rows: list[MeasuredRow]) -> None:
     """Print the timing beside plain decoding, and the command that uses the drafter."""
     console = Console(highlight=False, soft_wrap=True, markup=False)
     if rows:
@@ -92,22 +93,22 @@ def print_verdict(run: TrainingRun, rows: list[MeasuredRow]) -> None:
             )
         console.print(table)
     console.print(verdict(rows))
-    output = run.job.output
-    use = ["redrafter-mlx", "generate" if run.job.raw else "chat", run.job.model]
+    output = job.output
+    use = ["redrafter-mlx", "generate" if job.raw else "chat", job.model]
     if output.resolve().parent != own_shelf().resolve():  # where it needs no name
         use += ["--drafter", str(output.absolute())]  # `-o trained` is no name of a drafter
-    if run.job.raw:
+    if job.raw:
         use += ["--raw", "--prompt", "Once upon a time"]
     console.print(f"use it: {shlex.join(use)}")
 
 
-def print_sizes(run: TrainingRun, *, planned: bool) -> None:
+def print_sizes(run: RunPlan, *, planned: bool) -> None:
     """Print what a dry run knows, by arithmetic, and what it cannot know.
 
     planned: whether --hours bounds the run instead
     """
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    known, free = run.sizes(), free_disk(run.folder)
+    known, free = run.sizes(), free_disk(run.corpus.folder)
     share = min(1.0, known.max_bytes / known.corpus_bytes)
     steps = max(1, round(share * known.steps))
     preparing = "reading the answers" if run.job.data else "writing the corpus"
@@ -116,7 +117,7 @@ def print_sizes(run: TrainingRun, *, planned: bool) -> None:
         tenth = " (a tenth of the free disk)" if run.job.cache_bytes is None else ""
         size += (
             f", which holds {share:.0%} of these tokens: cache_bytes is "
-            f"{human_size(run.corpus_job.max_bytes)}{tenth}"
+            f"{human_size(run.corpus.max_bytes)}{tenth}"
         )
     for what, amount in (
         ("answers", f"{known.answer_tokens:,} tokens"),

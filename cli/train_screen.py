@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -37,11 +38,14 @@ from redrafter_mlx.cli.train_lines import (
     print_sizes,
     print_verdict,
 )
+from redrafter_mlx.distill import run as stages
 from redrafter_mlx.distill.corpus.folder import CorpusSize, describe_left_out
 from redrafter_mlx.distill.hours import Deadline
 from redrafter_mlx.distill.job import TrainingJob
-from redrafter_mlx.distill.run import TrainingRun
+from redrafter_mlx.distill.plan import RunPlan, plan
+from redrafter_mlx.distill.run import WrittenRun
 from redrafter_mlx.distill.training.loop import Step
+from redrafter_mlx.distill.training.trainer import Event
 from redrafter_mlx.distributed.group import join_ranks
 from redrafter_mlx.runtime.atomic_write import locked
 from redrafter_mlx.runtime.paths import human_size
@@ -49,6 +53,9 @@ from redrafter_mlx.runtime.words import count
 
 Update = Callable[..., None]
 """Takes the amount that is done, and if known the total and a note."""
+
+Training = Callable[[Callable[[], bool], Callable[[], float]], Iterable[Event]]
+"""Stage two of a run: takes `stop` and `passed`, and yields events."""
 
 
 def run_training(job: TrainingJob, *, dry_run: bool, hours: float | None) -> None:
@@ -63,10 +70,10 @@ def run_training(job: TrainingJob, *, dry_run: bool, hours: float | None) -> Non
         job = deadline.of(job, fixed=ranks is not None)  # the other ranks have their own
     loading = f"looking at {job.model}" if dry_run else f"loading {job.model}"
     with progress_bars(loading) as progress, _lines(console, Stage(loading)):
-        run = TrainingRun(job, progress, ranks=ranks, dry=dry_run)
+        run = plan(job, progress, ranks=ranks, dry=dry_run)
     if ranks is not None and not ranks.leads:
         if not dry_run:
-            run.write()
+            stages.write(run)
         ranks.leave()  # until rank 0 ends
     for line in run.notes:
         console.print(line)
@@ -75,32 +82,31 @@ def run_training(job: TrainingJob, *, dry_run: bool, hours: float | None) -> Non
         return
     if deadline is not None:
         print_deadline(console, deadline)
-    with _alone_in(run.job.output), _using(run.folder):
+    with _alone_in(run.job.output), _using(run.corpus.folder):
         _train(run, console, deadline)
 
 
-def _train(run: TrainingRun, console: Console, deadline: Deadline | None) -> None:
+def _train(planned: RunPlan, console: Console, deadline: Deadline | None) -> None:
     """Run all stages from the corpus on."""
     # A finished run, whose time is over as this one begins, is timed with all questions again.
     over = deadline.is_over if deadline is not None and not deadline.is_over() else lambda: False
     with _timed(deadline):
         try:
-            corpus = _write(run, console, deadline)
+            run = _write(planned, console, deadline)
         except KeyboardInterrupt:
             _say_goodbye(console, "the corpus so far is kept")
-    print_corpus(corpus, run, console, planned=deadline is not None)
+    print_corpus(run, console, planned=deadline is not None)
     with _timed(deadline):
         if deadline is not None:
-            deadline.begin_training(corpus.answer_tokens)
-            run.ask_for_what_is_written()
-        if not fit(run, console, deadline):
+            deadline.begin_training(run.size.answer_tokens)
+        if not fit(partial(stages.fit, run), console, deadline):
             _say_goodbye(console, "the training so far is saved")
-        prompts = run.measured_prompts()
+        prompts = run.corpus.prompts(run.plan.job.timed_questions)
         with stage(console, "timing beside plain decoding", "questions", len(prompts)) as update:
-            rows = run.measure(prompts, update, over)
-    if note := run.finish(rows):
+            rows = stages.measure(run.plan, prompts, update, over)
+    if note := stages.finish(run, rows):
         console.print(note)
-    print_verdict(run, rows)
+    print_verdict(run.plan.job, rows)
 
 
 @contextmanager
@@ -145,7 +151,7 @@ def _timed(deadline: Deadline | None) -> Iterator[None]:
         save()
 
 
-def _write(run: TrainingRun, console: Console, deadline: Deadline | None) -> CorpusSize:
+def _write(run: RunPlan, console: Console, deadline: Deadline | None) -> WrittenRun:
     wanted, began = None if deadline else run.job.answer_tokens, time.monotonic()
     before: int | None = None
 
@@ -167,10 +173,11 @@ def _write(run: TrainingRun, console: Console, deadline: Deadline | None) -> Cor
         update(written if wanted is None else min(written, wanted), note=", ".join(notes))
 
     with stage(console, "writing the corpus", "tokens", wanted) as update:
-        return run.write(show, deadline.writing_is_over if deadline else lambda: False)
+        over = deadline.writing_is_over if deadline else lambda: False
+        return stages.write(run, show, over, by_time=deadline is not None)
 
 
-def fit(run: TrainingRun, console: Console, deadline: Deadline | None = None) -> bool:
+def fit(train: Training, console: Console, deadline: Deadline | None = None) -> bool:
     """Train; return whether training was completed, False if Ctrl-C stopped it."""
     last: Step | None = None
     key = StopKey(answering=True, notice="stopping after this step and saving")
@@ -180,7 +187,7 @@ def fit(run: TrainingRun, console: Console, deadline: Deadline | None = None) ->
         return key.pressed
 
     with key, stage(console, "training", "steps") as update:
-        for event in run.fit(stop, (lambda: 0.0) if deadline is None else deadline.trained):
+        for event in train(stop, (lambda: 0.0) if deadline is None else deadline.trained):
             if deadline is not None:
                 deadline.save_now_and_then()
             if isinstance(event, Step):

@@ -20,12 +20,11 @@ from redrafter_mlx.loading.target import load_target
 
 def seconds_of_answer(model: Redrafter, question: str, max_tokens: int) -> tuple[float, int, int]:
     """Return the processor's seconds after the first token, and the tokens and steps in them."""
-    began, tokens, steps = 0.0, 0, 0
+    began, tokens, steps = None, 0, 0
     for answer in model.stream(question, max_tokens=max_tokens, cache_prompt=False):
-        if answer.generation_tokens == 1:
-            began = time.process_time()
+        began = time.process_time() if began is None else began
         tokens, steps = answer.generation_tokens - 1, answer.steps
-    return time.process_time() - began, tokens, steps
+    return 0.0 if began is None else time.process_time() - began, tokens, steps
 
 
 def main() -> None:
@@ -55,10 +54,16 @@ def main() -> None:
 
 
 def describe(what: str, sums: dict[str, list[float]]) -> str:
-    """Return a line: of each drafter the pace, as a share of plain decoding's, and tokens/step."""
+    """Return a line: of each drafter the pace, as a share of plain decoding's, and tokens/step.
+
+    Answers of one token have no pace.
+    """
     seconds, tokens, _ = sums[NONE]
     cells = []
     for name, (took, emitted, steps) in sums.items():
+        if not emitted or not tokens:
+            cells.append(f"{name} -")
+            continue
         speedup = emitted / took / (tokens / seconds)
         cells.append(f"{name} {emitted / took:.2f} tok/s {speedup:.3f}x {emitted / steps:.2f}")
     return f"{what}: " + ", ".join(cells)

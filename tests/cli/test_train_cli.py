@@ -46,8 +46,8 @@ from redrafter_mlx.distill.drafter_forms import FORMS, RecurrentForm
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.options_file import make_job, read_options, to_toml
+from redrafter_mlx.distill.plan import plan
 from redrafter_mlx.distill.report.metrics import read_metrics
-from redrafter_mlx.distill.run import TrainingRun
 from redrafter_mlx.distill.training.checkpoint import (
     CHECKPOINT,
     Checkpoint,
@@ -316,8 +316,8 @@ def test_a_model_without_row_masks_is_written_one_text_at_a_time_with_a_note(
     job = TrainingJob(
         model=str(model), output=tmp_path / "out", drafter=RecurrentForm(context_layers=())
     )
-    run = TrainingRun(job)
-    assert run.notes == []
+    run = plan(job)
+    assert not run.notes
     monkeypatch.setattr(run.target, "row_masks", False)
     (note,) = run.notes
     assert "llama" in note
@@ -332,7 +332,7 @@ def test_ranks_whose_options_store_other_files_are_refused(model: Path, tmp_path
         (RecurrentForm(context_layers=()), False),
         (RecurrentForm(context_layers=(1,)), True),
     ):
-        TrainingRun(
+        plan(
             TrainingJob(str(model), tmp_path, drafter=drafter, learn_prompts=learn_prompts),
             ranks=ranks,
         )
@@ -881,7 +881,7 @@ def test_ctrl_c_says_what_happens_and_another_one_waits_for_the_save(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     run = PressedTwice()
-    assert not fit(cast(TrainingRun, run), Console(stderr=True))
+    assert not fit(run.fit, Console(stderr=True))
     assert run.saved
     assert capfd.readouterr().err.count("stopping after this step and saving") == 1
 

@@ -12,7 +12,8 @@ from redrafter_mlx.distill.corpus.examples import hold_out, sample_texts
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.shards import Shard, Text, load_shard, save_shard
 from redrafter_mlx.distill.options_file import make_job
-from redrafter_mlx.distill.run import TrainingRun
+from redrafter_mlx.distill.plan import plan
+from redrafter_mlx.distill.run import make_trainer, write
 from redrafter_mlx.errors import BadInputError
 
 TOKENS = 5
@@ -77,12 +78,11 @@ def test_accuracy_in_training_is_along_texts_of_several_blocks_that_are_trained_
 ) -> None:
     keys = {"model": str(model), "prompts": [str(prompts)], **SMALL[""], "answer_tokens": 1200}
     tables = {table: own for table, own in SMALL.items() if table}
-    run = TrainingRun(make_job({**keys, **tables}, tmp_path / "out"))
-    run.write()
-    trainer = run.trainer()
+    run = write(plan(make_job({**keys, **tables}, tmp_path / "out")))
+    trainer = make_trainer(run)
     trained_on, _ = run.corpus.parts
     blocks = [[text.prompt for text in load_shard(shard).texts] for shard in trained_on]
     seen = [text.prompt for text in trainer.seen]
     assert all(any(prompt in own for own in blocks) for prompt in seen)
     assert sum(any(prompt in own for prompt in seen) for own in blocks) > 1
-    assert [text.prompt for text in run.trainer().seen] == seen
+    assert [text.prompt for text in make_trainer(run).seen] == seen

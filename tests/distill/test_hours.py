@@ -14,12 +14,13 @@ from waiting import wait_for
 
 from redrafter_mlx.cli import main
 from redrafter_mlx.distill import hours as hours_module
+from redrafter_mlx.distill import run as stages
 from redrafter_mlx.distill.evaluation.speed import MeasuredRow
 from redrafter_mlx.distill.hours import HOURS, Deadline
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.distill.options_file import read_options
-from redrafter_mlx.distill.run import TrainingRun
+from redrafter_mlx.distill.plan import RunPlan
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.runtime.awake import kept_awake
 
@@ -173,10 +174,10 @@ def test_train_hours_ends_with_a_drafter_and_resumes_as_the_same_run(
     before = (output / "model.safetensors").read_bytes()
     assert main.run(asked) == 0
     assert (output / "model.safetensors").read_bytes() == before
-    hurried, honest = [], TrainingRun.measure
+    hurried, honest = [], stages.measure
 
     def measure(
-        run: TrainingRun,
+        run: RunPlan,
         prompts: list[list[int]],
         done: Callable[[int], None],
         stop: Callable[[], bool],
@@ -184,7 +185,7 @@ def test_train_hours_ends_with_a_drafter_and_resumes_as_the_same_run(
         hurried.append(stop())
         return honest(run, prompts, done, stop)
 
-    monkeypatch.setattr(TrainingRun, "measure", measure)
+    monkeypatch.setattr(stages, "measure", measure)
     monkeypatch.setattr(Deadline, "spent", 3600.0)
     assert main.run(asked) == 0
     assert hurried == [False], "a finished run is timed with all its questions again"

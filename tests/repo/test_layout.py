@@ -65,6 +65,7 @@ FLOORS = {
         "sizes",
         "hours",
         "preflight",
+        "plan",
         "run",
         "learn",
     ),
