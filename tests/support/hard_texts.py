@@ -17,5 +17,5 @@ HARD_STRINGS = [
     "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𐍈 \U0010ffff", "----====____****", "....!?!?...", "aaaaaaaaaaaaaaaaaaaaaaaaa",
     "\\alpha_{i}^{2} = \\frac{1}{2}", "user@example.org https://example.org/a?b=c&d=%20#e",
     "CamelCase snake_case kebab-case SCREAMING", "\n \n  \n   x", " \n", "x \n y", "Ġ Ċ â",
-    "|<im_end>| < |im_end| >",
+    "|<im_end>| < |im_end| >", "end.\nnext",
 ]  # fmt: skip

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import mlx.core as mx
@@ -83,6 +84,25 @@ def gguf_metadata(**changes: object) -> dict[str, object]:
     }
     metadata.update({key.replace("__", "."): value for key, value in changes.items()})
     return {key: value for key, value in metadata.items() if value is not None}
+
+
+def pairs_metadata(texts: Sequence[str], pre: str) -> dict[str, object]:
+    """Return metadata whose merges join any two neighbouring bytes of a word of these texts.
+
+    So the tokens show where the rule `pre` cuts words, even at the end of a line.
+    """
+    characters = byte_characters()
+    spelt = ["".join(characters[b] for b in text.encode()) for text in texts]
+    pairs = {f"{a} {b}": f"{a}{b}" for text in spelt for a, b in pairwise(text)}
+    merges = {**{m: m.replace(" ", "") for m in MERGES}, **pairs}
+    tokens = [*dict.fromkeys((*CONTROL_TOKENS, *characters, *merges.values()))]
+    return gguf_metadata(
+        tokenizer__ggml__pre=pre,
+        tokenizer__ggml__add_bos_token=False,
+        tokenizer__ggml__tokens=tokens,
+        tokenizer__ggml__token_type=[3 if t in CONTROL_TOKENS else 1 for t in tokens],
+        tokenizer__ggml__merges=[*merges],
+    )
 
 
 def llama_model(vocab_size: int | None = None, **changes: object) -> nn.Module:

@@ -26,6 +26,7 @@ from weights_samples import (
     gguf_metadata,
     gguf_tensors,
     llama_model,
+    pairs_metadata,
     vocabulary,
     write_gguf,
 )
@@ -426,19 +427,21 @@ def test_a_sentencepiece_vocabulary_without_a_prefix_keeps_spaces_and_html(tmp_p
 
 
 PRE_TOKENIZERS = [
-    "smollm", "gpt-2", "llama-bpe", "qwen2", "deepseek-r1-qwen", "tekken", "gpt-4o",
+    "smollm", "gpt-2", "llama-bpe", "glm4", "qwen2", "deepseek-r1-qwen", "qwen35", "seed-coder",
+    "tekken", "gpt-4o",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)
 def test_byte_level_tokens_are_those_of_the_slow_reference(tmp_path: Path, pre: str) -> None:
-    metadata = gguf_metadata(tokenizer__ggml__pre=pre, tokenizer__ggml__add_bos_token=False)
-    path = write_gguf(tmp_path / "m.gguf", metadata, gguf_tensors(llama_model()))
+    metadata = pairs_metadata(HARD_STRINGS, pre)
+    path = write_gguf(tmp_path / "m.gguf", metadata, gguf_tensors(llama_model(vocab_size=2000)))
     tokenizer, reference = load_gguf(path).read_tokenizer(), SlowTokenizer(path)
     for text in ["hello world", "hellohello 1212", " w wo  woas", *HARD_STRINGS]:
         got = encode_text(tokenizer, text)
         assert got == reference.encode(text), text
-        assert tokenizer.decode(got) == (normalize("NFC", text) if pre == "qwen2" else text)
+        composed = normalize("NFC", text) if pre in ("qwen2", "qwen35") else text
+        assert tokenizer.decode(got) == composed
 
 
 def test_every_token_that_ends_an_answer_is_known(sample: Path) -> None:
@@ -516,7 +519,16 @@ class SlowTokenizer:
         "gpt-2": _GPT2,
         "smollm": _GPT2,
         "llama-bpe": _LLAMA3,
+        "glm4": _LLAMA3,
         "qwen2": _LLAMA3.replace("{1,3}", ""),
+        "qwen35": (
+            r"'(?i:s|t|re|ve|m|ll|d)|[^\r\n\p{L}\p{N}]?(?:\p{L}|\p{M})+|\p{N}"
+            r"| ?[^\s\p{L}\p{N}\p{M}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        ),
+        "seed-coder": (
+            r"'(?i:s|t|re|ve|m|ll|d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+            r"| ?(?:[^\s\p{L}\p{N}])+|\s*[\r\n]+|\s+(?!\S)|\s+"
+        ),
         "deepseek-r1-qwen": _LLAMA3.replace("{1,3}", ""),
         "tekken": _CASED.replace("END", "").replace("{1,3}", ""),
         "gpt-4o": _CASED.replace("END", "(?:'(?i:s|t|re|ve|m|ll|d))?"),
@@ -531,7 +543,7 @@ class SlowTokenizer:
         self._characters = byte_characters()
 
     def encode(self, text: str) -> list[int]:
-        text = normalize("NFC", text) if self._pre == "qwen2" else text
+        text = normalize("NFC", text) if self._pre in ("qwen2", "qwen35") else text
         # SmolLM splits off every digit first.
         stretches = regex.split(r"(\p{N})", text) if self._pre == "smollm" else [text]
         rule = regex.compile(self._WORDS[self._pre], regex.V1)

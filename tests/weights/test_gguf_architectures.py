@@ -5,34 +5,24 @@ The `gguf` package judges the names of tensors and metadata, and writes the file
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten, tree_unflatten
-from mlx_lm.utils import _get_classes
-from weights_samples import CONTROL_TOKENS, MERGES, vocabulary
 
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.weights.gguf.load import check_gguf
 
 gguf = pytest.importorskip("gguf")
-Q = gguf.GGMLQuantizationType
+from gguf_files import Case, Q, write_file  # noqa: E402
 
 PROMPT = mx.array([[5, 70, 12, 200, 9, 33, 101, 7, 7, 250, 18, 64, 3, 90, 41, 8, 55, 132, 2, 11]])
 """Longer than every window here."""
 
-CONFIG = {
-    "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-6, "vocab_size": 267,
-    "max_position_embeddings": 512, "rope_theta": 50000.0, "tie_word_embeddings": False,
-}  # fmt: skip
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 LONG = {"type": "longrope", "long_factor": [1.0, 1.5, 2.0, 4.0], "short_factor": [1.0] * 4}
 
@@ -89,19 +79,33 @@ def write_granite(writer: Any) -> None:
     writer.add_logit_scale(5.0)
 
 
-@dataclass(frozen=True)
-class Case:
-    """An architecture: its name in GGUF, mlx-lm's configuration, its metadata.
+def write_moe_with_shared(writer: Any) -> None:
+    write_moe(writer)
+    writer.add_expert_shared_feed_forward_length(48)
 
-    types: the file's types of matrices whose names contain a text; float32 for others
-    """
 
-    name: str
-    config: dict[str, object]
-    write: Callable[[Any], None] = lambda _: None
-    types: tuple[tuple[str, Any], ...] = ()
-    added: float = 0.0
-    pairs: bool = False
+def write_moe_granite(writer: Any) -> None:
+    write_moe(writer)
+    write_granite(writer)
+
+
+def write_windows(writer: Any) -> None:
+    writer.add_sliding_window(8)
+    writer.add_sliding_window_pattern([True, True, False, True])
+
+
+def write_cohere(writer: Any) -> None:
+    writer.add_logit_scale(0.5)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
+
+def write_cohere2(writer: Any) -> None:
+    write_cohere(writer)
+    writer.add_sliding_window(8)
+
+
+def write_half_rotary(writer: Any) -> None:
+    writer.add_rope_dimension_count(8)
 
 
 GEMMA3 = {
@@ -110,7 +114,82 @@ GEMMA3 = {
     "rope_scaling": {"type": "linear", "factor": 8.0},
 }  # fmt: skip
 MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MIXTRAL = (
+    ("switch_mlp.gate_proj", "experts.w1"), ("switch_mlp.down_proj", "experts.w2"),
+    ("switch_mlp.up_proj", "experts.w3"),
+)  # fmt: skip
+LAYER_NORM = {"layer_norm_eps": 1e-3, "norm_epsilon": 1e-3}
+GRANITE = {
+    "attention_bias": False, "mlp_bias": False, "attention_multiplier": 0.3,
+    "embedding_multiplier": 6.0, "residual_multiplier": 0.4, "logits_scaling": 5.0,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+QWEN3_MOE = {
+    "model_type": "qwen3_moe", **MOE, "num_experts": 8, "decoder_sparse_step": 1,
+    "mlp_only_layers": [], "norm_topk_prob": True,
+}  # fmt: skip
 CASES = {
+    "llama": Case("llama", {"model_type": "llama"}, pairs=True),
+    "llama with experts": Case(
+        "llama",
+        {"model_type": "mixtral", "num_experts_per_tok": 2, "num_local_experts": 8},
+        write_moe, types=(("switch_mlp", Q.Q8_0),), renamed=MIXTRAL, pairs=True,
+    ),
+    "qwen2vl": Case("qwen2vl", {"model_type": "qwen2"}),
+    "qwen2moe": Case(
+        "qwen2moe",
+        {"model_type": "qwen2_moe", **MOE, "num_experts": 8, "shared_expert_intermediate_size": 48},
+        write_moe_with_shared,
+    ),
+    "qwen3vl": Case("qwen3vl", {"model_type": "qwen3"}),
+    "qwen3vlmoe": Case(
+        "qwen3vlmoe", QWEN3_MOE, write_moe,
+    ),
+    "gemma": Case("gemma", {"model_type": "gemma", "head_dim": 32}, added=1.0),
+    "granitemoe": Case(
+        "granitemoe", {"model_type": "granitemoe", **GRANITE, **MOE, "num_local_experts": 8},
+        write_moe_granite, renamed=MIXTRAL, pairs=True,
+    ),
+    "smollm3": Case(
+        "smollm3", {"model_type": "smollm3", "num_hidden_layers": 4}, pairs=True,
+    ),
+    "olmo2": Case("olmo2", {"model_type": "olmo2"}),
+    "olmo2 with windows": Case(
+        "olmo2",
+        {"model_type": "olmo3", "num_hidden_layers": 4, "sliding_window": 8,
+         "layer_types": ["sliding_attention"] * 2 + ["full_attention", "sliding_attention"]},
+        write_windows,
+    ),
+    "olmoe": Case("olmoe", {"model_type": "olmoe", **MOE, "num_experts": 8}, write_moe),
+    "exaone4": Case(
+        "exaone4",
+        {"model_type": "exaone4", "rope_scaling": None, "sliding_window": None,
+         "sliding_window_pattern": None},
+    ),
+    "exaone4 with windows": Case(
+        "exaone4",
+        {"model_type": "exaone4", "num_hidden_layers": 4, "rope_scaling": None,
+         "sliding_window": 8, "sliding_window_pattern": "LLGL"},
+        write_windows,
+    ),
+    "glm4": Case(
+        "glm4", {"model_type": "glm4", "attention_bias": True, "partial_rotary_factor": 0.5},
+        write_half_rotary,
+    ),
+    "command-r": Case(
+        "command-r",
+        {"model_type": "cohere", **LAYER_NORM, "logit_scale": 0.5, "use_qk_norm": True},
+        write_cohere,
+    ),
+    "cohere2": Case(
+        "cohere2",
+        {"model_type": "cohere2", "num_hidden_layers": 4, **LAYER_NORM, "logit_scale": 0.5,
+         "sliding_window": 8},
+        write_cohere2,
+    ),
+    "starcoder2": Case("starcoder2", {"model_type": "starcoder2", **LAYER_NORM}),
+    "seed_oss": Case("seed_oss", {"model_type": "seed_oss", "attention_bias": True}),
+    "ernie4_5": Case("ernie4_5", {"model_type": "ernie4_5", "use_bias": False}),
     "qwen2": Case("qwen2", {"model_type": "qwen2"}),
     "qwen2, yarn": Case("qwen2", {"model_type": "qwen2", "rope_scaling": YARN}, write_yarn),
     "qwen3": Case(
@@ -118,10 +197,7 @@ CASES = {
         types=(("proj", Q.Q8_0),),
     ),
     "qwen3moe": Case(
-        "qwen3moe",
-        {"model_type": "qwen3_moe", **MOE, "num_experts": 8, "decoder_sparse_step": 1,
-         "mlp_only_layers": [], "norm_topk_prob": True},
-        write_moe, types=(("switch_mlp", Q.Q8_0),),
+        "qwen3moe", QWEN3_MOE, write_moe, types=(("switch_mlp", Q.Q8_0),),
     ),
     "gemma2": Case(
         "gemma2",
@@ -145,79 +221,10 @@ CASES = {
     ),
     "granite": Case(
         "granite",
-        {"model_type": "granite", "attention_bias": False, "mlp_bias": False,
-         "attention_multiplier": 0.3, "embedding_multiplier": 6.0, "residual_multiplier": 0.4,
-         "logits_scaling": 5.0, "tie_word_embeddings": True},
+        {"model_type": "granite", **GRANITE},
         write_granite, types=(("_proj", Q.Q8_0),), pairs=True,
     ),
 }  # fmt: skip
-
-
-def random_model(config: dict[str, object]) -> nn.Module:
-    """Return mlx-lm's model with random numbers in every parameter, norms and biases included."""
-    kind, arguments = _get_classes(config)
-    model = kind(arguments.from_dict(config))
-    if config["model_type"] == "gemma3_text":
-        model.sanitize({})  # without a head, as published
-    mx.random.seed(3)
-    parameters = [
-        (name, array * (array.ndim == 1) + 0.2 * mx.random.normal(array.shape))
-        for name, array in tree_flatten(model.parameters())
-    ]
-    model.update(tree_unflatten(parameters))
-    return model
-
-
-def write_file(path: Path, case: Case) -> nn.Module:
-    """Write a file of the case, and return the model whose numbers it holds."""
-    config = {**CONFIG, **case.config}
-    model, layers = random_model(config), int(str(config["num_hidden_layers"]))
-    writer = gguf.GGUFWriter(path, case.name)
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(layers)
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_theta"])
-    write_tokenizer(writer)
-    case.write(writer)
-    architecture = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == case.name)
-    names, held = gguf.get_tensor_name_map(architecture, layers), {}
-    for name, array in dict(tree_flatten(model.parameters())).items():
-        stem, _, part = name.rpartition(".")
-        stem, part = (name, "weight") if part == "sinks" else (stem, part)
-        values = np.array(array, np.float32)
-        kind = next((kind for text, kind in case.types if text in name), Q.F32)
-        kind = kind if part == "weight" and values.ndim > 1 else Q.F32
-        data = gguf.quants.quantize(values, kind)
-        held[name] = mx.array(gguf.quants.dequantize(data, kind).reshape(values.shape))
-        if case.pairs and stem.endswith(("q_proj", "k_proj")):
-            heads = config["num_attention_heads" if "q_proj" in stem else "num_key_value_heads"]
-            data = data.reshape(heads, 2, -1, data.shape[1]).swapaxes(1, 2).reshape(data.shape)
-        if stem.endswith("norm"):
-            data = data + np.float32(case.added)
-        found = names.get_name(stem.replace("switch_mlp", "experts"))
-        assert found is not None, stem
-        writer.add_tensor(f"{found}.{part}", data, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    model.update(tree_unflatten(list(held.items())))
-    return model
-
-
-def write_tokenizer(writer: Any) -> None:
-    tokens = vocabulary()
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if token in CONTROL_TOKENS else 1 for token in tokens])
-    writer.add_token_merges(MERGES)
-    writer.add_eos_token_id(2)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -229,6 +236,22 @@ def test_a_file_gives_the_logits_of_mlx_lms_class(tmp_path: Path, name: str) -> 
     assert want.std().item() > 0.1
     assert mx.abs(got - want).max().item() < 1e-4 * mx.abs(want).max().item()
     assert loaded.source.model_type == CASES[name].config["model_type"]
+
+
+OTHERS = {*gguf.MODEL_ARCH_NAMES.values()} - {case.name for case in CASES.values()}
+
+
+@pytest.mark.parametrize("name", sorted(OTHERS))
+def test_every_other_architecture_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, name)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModelError, match=f"architecture {name} is not read, only llama"):
+        check_gguf(path)
 
 
 def test_mxfp4_stays_in_four_bits_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,6 +274,6 @@ def test_a_rope_scaling_that_mlx_lm_would_ignore_is_named(tmp_path: Path) -> Non
         case.write(writer)
         write_yarn(writer)
 
-    write_file(tmp_path / "m.gguf", Case(case.name, case.config, write))
+    write_file(tmp_path / "m.gguf", replace(case, write=write))
     with pytest.raises(UnsupportedModelError, match=r"qwen3_moe.*yarn rope scaling"):
         check_gguf(tmp_path / "m.gguf")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
-from redrafter_mlx.weights.gguf.architectures import ARCHITECTURES, Architecture, Keys
+from redrafter_mlx.weights.gguf.architectures import ARCHITECTURES, VARIANTS, Architecture
 from redrafter_mlx.weights.gguf.header import GGUFHeader
+from redrafter_mlx.weights.gguf.settings import Keys, of_experts
 
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")
+"""Names that mlx-lm's classes have for what norms add to a variance."""
 
 
 def gguf_config(header: GGUFHeader) -> dict[str, object]:
@@ -34,12 +37,12 @@ def gguf_config(header: GGUFHeader) -> dict[str, object]:
 def architecture_of(header: GGUFHeader) -> Architecture:
     """Return the file's architecture; raises UnsupportedModelError for one that is not read."""
     kind = header.get("general.architecture", str)
-    dense = kind != "llama" or not header.get("llama.expert_count", int, 0)
-    architecture = ARCHITECTURES.get(kind) if dense else None
+    marked = [v for v, key in VARIANTS.items() if header.metadata.get(f"{kind}.{key}")]
+    named = [f"{kind} with {variant}" for variant in marked]
+    architecture = next((ARCHITECTURES[n] for n in (*named, kind) if n in ARCHITECTURES), None)
     if architecture is None:
-        named = kind if dense else f"mixture-of-experts {kind}"
-        known = ", ".join(ARCHITECTURES)
-        raise unsupported(header, f"GGUF of architecture {named:.80} is not read, only {known}")
+        known = ", ".join(name for name in ARCHITECTURES if " with " not in name)
+        raise unsupported(header, f"GGUF of architecture {kind:.80} is not read, only {known}")
     return architecture
 
 
@@ -51,7 +54,7 @@ def model_config(header: GGUFHeader, architecture: Architecture) -> dict[str, ob
       DamagedFileError: an entry of the metadata is missing or contradicts the tensors
     """
     keys = Keys(header, header.get("general.architecture", str))
-    layers, embedding = keys.whole("block_count"), header.tensors.get(_EMBEDDING)
+    layers, embedding = keys.layers, header.tensors.get(_EMBEDDING)
     if not 0 < layers <= len(header.tensors):
         raise DamagedFileError(f"{header.path}: {layers} layers, but {len(header.tensors)} tensors")
     if embedding is None:
@@ -66,16 +69,16 @@ def model_config(header: GGUFHeader, architecture: Architecture) -> dict[str, ob
         "num_hidden_layers": layers,
         "intermediate_size": keys.whole("feed_forward_length"),
         "num_attention_heads": keys.heads,
-        "num_key_value_heads": keys.whole("attention.head_count_kv", keys.heads),
+        "num_key_value_heads": keys.kv_heads,
         "head_dim": keys.head_dim,
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        **dict.fromkeys(_EPSILONS, keys.norm_epsilon),
         "vocab_size": embedding.shape[0],
         "max_position_embeddings": keys.whole("context_length"),
         "rope_theta": keys.number("rope.freq_base", 10000.0),
         "rope_traditional": architecture.traditional,
         "tie_word_embeddings": _HEAD not in header.tensors,
     }
-    return {**config, **architecture.settings(keys)}
+    return {**config, **of_experts(keys), **architecture.settings(keys)}
 
 
 def unsupported(header: GGUFHeader, what: str) -> UnsupportedModelError:

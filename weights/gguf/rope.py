@@ -12,9 +12,10 @@ import numpy as np
 from mlx_lm.models.rope_utils import Llama3RoPE
 
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.weights.gguf.architectures import Architecture, Keys
+from redrafter_mlx.weights.gguf.architectures import Architecture
 from redrafter_mlx.weights.gguf.config import unsupported
 from redrafter_mlx.weights.gguf.header import GGUFHeader
+from redrafter_mlx.weights.gguf.settings import Keys
 from redrafter_mlx.weights.gguf.tensors import read_tensors
 
 _LLAMA3_FACTORS = "rope_freqs.weight"

@@ -29,6 +29,11 @@ _MARKUP = re.compile(r"<\|.*\|>|<(start|end)_of_turn>")
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _LETTERS = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|%s| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_REST}"
+_SEED = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_REST}"
+_MARKS = (
+    rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_REST}"
+)
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 _CASED = (
     rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+%(end)s"
@@ -51,15 +56,20 @@ _LLAMA3 = _split(_LETTERS % r"\p{N}{1,3}")
 _QWEN2 = _split(_LETTERS % r"\p{N}")
 _TEKKEN = _split(_CASED % {"end": "", "numbers": r"\p{N}"})
 _GPT4O = _split(_CASED % {"end": f"{_ENDINGS}?", "numbers": r"\p{N}{1,3}"})
+_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2")
 _PRE_TOKENIZERS = {
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "granite-docling"), _GPT2),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _DIGIT_BY_DIGIT),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe"), _LLAMA3),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "granite-docling", "exaone4"), _GPT2),
+    **dict.fromkeys(
+        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), _DIGIT_BY_DIGIT
+    ),
+    **dict.fromkeys((*_LLAMA3_NAMES, "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
     **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
+    "qwen35": _split(_MARKS),
+    "seed-coder": _split(_SEED),
     "tekken": _TEKKEN,
 }
-_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
+_WHOLE_WORDS = (*_LLAMA3_NAMES, "tekken")
 """Rules of tokenizers in which a word of the vocabulary is a token, whatever its merges are; they
 begin texts with a token of their own."""
 
@@ -106,7 +116,7 @@ def _byte_level(header: GGUFHeader, tokens: list[str], types: list[int]) -> Toke
     except Exception as error:  # the binding raises Exception itself
         raise DamagedFileError(f"{header.path}: its tokenizer's merges: {error}") from error
     backend = Tokenizer(merges)
-    if pre == "qwen2":  # and not DeepSeek's models made of Qwen
+    if pre in ("qwen2", "qwen35"):  # and not DeepSeek's models made of Qwen
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = _PRE_TOKENIZERS[pre]
     backend.decoder = decoders.ByteLevel()

@@ -1,0 +1,115 @@
+"""Small GGUF files of every architecture, written with the `gguf` package from mlx-lm's classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.utils import _get_classes
+from weights_samples import CONTROL_TOKENS, MERGES, vocabulary
+
+Q = gguf.GGMLQuantizationType
+
+CONFIG = {
+    "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-6, "vocab_size": 267,
+    "max_position_embeddings": 512, "rope_theta": 50000.0, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """An architecture: its name in GGUF, mlx-lm's configuration, its metadata.
+
+    types:   the file's types of matrices whose names contain a text; float32 for others
+    renamed: parts of mlx-lm's names -> those that the `gguf` package knows
+    added:   what the file adds to norms
+    pairs:   whether queries and keys are permuted for rotation of adjacent pairs
+    """
+
+    name: str
+    config: dict[str, object]
+    write: Callable[[Any], None] = lambda _: None
+    types: tuple[tuple[str, Any], ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
+    added: float = 0.0
+    pairs: bool = False
+
+
+def random_model(config: dict[str, object]) -> nn.Module:
+    """Return mlx-lm's model with random numbers in every parameter, norms and biases included."""
+    kind, arguments = _get_classes(config)
+    model = kind(arguments.from_dict(config))
+    if config["model_type"] == "gemma3_text":
+        model.sanitize({})  # without a head, as published
+    mx.random.seed(3)
+    parameters = [
+        (name, array * (array.ndim == 1) + 0.2 * mx.random.normal(array.shape))
+        for name, array in tree_flatten(model.parameters())
+    ]
+    model.update(tree_unflatten(parameters))
+    return model
+
+
+def write_file(path: Path, case: Case) -> nn.Module:
+    """Write a file of the case, and return the model whose numbers it holds."""
+    config = {**CONFIG, **case.config}
+    model, layers = random_model(config), int(str(config["num_hidden_layers"]))
+    writer = gguf.GGUFWriter(path, case.name)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    if "layer_norm_eps" in config:
+        writer.add_layer_norm_eps(config["layer_norm_eps"])
+    else:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    write_tokenizer(writer)
+    case.write(writer)
+    architecture = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == case.name)
+    names, held = gguf.get_tensor_name_map(architecture, layers), {}
+    for name, array in dict(tree_flatten(model.parameters())).items():
+        stem, _, part = name.rpartition(".")
+        stem, part = (name, "weight") if part == "sinks" else (stem, part)
+        values = np.array(array, np.float32)
+        kind = next((kind for text, kind in case.types if text in name), Q.F32)
+        kind = kind if part == "weight" and values.ndim > 1 else Q.F32
+        data = gguf.quants.quantize(values, kind)
+        held[name] = mx.array(gguf.quants.dequantize(data, kind).reshape(values.shape))
+        if case.pairs and stem.endswith(("q_proj", "k_proj")):
+            heads = config["num_attention_heads" if "q_proj" in stem else "num_key_value_heads"]
+            data = data.reshape(heads, 2, -1, data.shape[1]).swapaxes(1, 2).reshape(data.shape)
+        if stem.endswith("norm"):
+            data = data + np.float32(case.added)
+        for ours, theirs in (*case.renamed, ("switch_mlp", "experts")):
+            stem = stem.replace(ours, theirs)
+        found = names.get_name(stem)
+        assert found is not None, stem
+        writer.add_tensor(f"{found}.{part}", data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    model.update(tree_unflatten(list(held.items())))
+    return model
+
+
+def write_tokenizer(writer: Any) -> None:
+    tokens = vocabulary()
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in CONTROL_TOKENS else 1 for token in tokens])
+    writer.add_token_merges(MERGES)
+    writer.add_eos_token_id(2)

@@ -1,0 +1,226 @@
+"""Metadata of GGUF files, under llama.cpp's names, as keys of config.json.
+
+Each function returns the keys that only its architecture has. No MLX is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
+from redrafter_mlx.weights.gguf.header import GGUFHeader
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Metadata of one architecture: `attention.scale` is `granite.attention.scale` in the file.
+
+    Raises DamagedFileError for a value that is missing or of another type.
+    """
+
+    header: GGUFHeader
+    architecture: str
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        return self.header.get(f"{self.architecture}.{key}", int, default)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        return self.header.get(f"{self.architecture}.{key}", float, default)
+
+    def text(self, key: str, default: str) -> str:
+        return self.header.get(f"{self.architecture}.{key}", str, default)
+
+    def has(self, key: str) -> bool:
+        return f"{self.architecture}.{key}" in self.header.metadata
+
+    def each(self, key: str) -> list[int] | None:
+        """Return a value for each layer; None if the file has one for all, or none."""
+        name = f"{self.architecture}.{key}"
+        listed = isinstance(self.header.metadata.get(name), list)
+        return self.header.items(name, int) if listed else None
+
+    def holds(self, tensor: str) -> bool:
+        """Whether the file has this tensor of any layer."""
+        return any(name.endswith(f".{tensor}") for name in self.header.tensors)
+
+    @property
+    def layers(self) -> int:
+        """Number of layers, without those that predict later tokens."""
+        return self.whole("block_count") - self.whole("nextn_predict_layers", 0)
+
+    @property
+    def hidden(self) -> int:
+        return self.whole("embedding_length")
+
+    @property
+    def heads(self) -> int:
+        return self.whole("attention.head_count")
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values, in the layers that have any."""
+        each = self.each("attention.head_count_kv")
+        return max(each) if each else self.whole("attention.head_count_kv", self.heads)
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a head; DamagedFileError if there is no head to divide by."""
+        if self.hidden <= 0 or self.heads <= 0:
+            path = self.header.path
+            raise DamagedFileError(f"{path}: {self.hidden} hidden units in {self.heads} heads")
+        return self.whole("attention.key_length", self.hidden // self.heads)
+
+    @property
+    def rotary(self) -> float:
+        """Share of a head's dimensions that is rotated."""
+        return self.whole("rope.dimension_count", self.head_dim) / self.head_dim
+
+    @property
+    def norm_epsilon(self) -> float:
+        """Of RMS norms, or of LayerNorms."""
+        if self.has("attention.layer_norm_epsilon"):
+            return self.number("attention.layer_norm_epsilon")
+        return self.number("attention.layer_norm_rms_epsilon")
+
+
+Settings = Callable[[Keys], Mapping[str, object]]
+"""Return the keys of config.json that only this architecture has."""
+
+
+def of_experts(keys: Keys) -> Mapping[str, object]:
+    """Return the numbers of experts, under every name that mlx-lm's classes have for them."""
+    if not keys.whole("expert_count", 0):
+        return {}
+    count, used = keys.whole("expert_count"), keys.whole("expert_used_count")
+    of_all = keys.whole("feed_forward_length", 0)
+    return {
+        **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), count),
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": keys.whole("expert_feed_forward_length", of_all // max(used, 1)),
+        "shared_expert_intermediate_size": keys.whole("expert_shared_feed_forward_length", of_all),
+        "first_k_dense_replace": keys.whole("leading_dense_block_count", 0),
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+    }
+
+
+def _window_list(keys: Keys, period: int) -> list[bool]:
+    """Return whether each layer has a window; if the file does not tell, all but every P-th."""
+    key = "attention.sliding_window_pattern"
+    listed = keys.each(key)
+    if listed is None:
+        period = keys.whole(key, period)
+        return [(i + 1) % period != 0 for i in range(keys.layers)]
+    return [bool(windowed) for windowed in listed]
+
+
+def _window_period(keys: Keys, default: int) -> int:
+    """Return P: all layers but every P-th have a window."""
+    listed = _window_list(keys, default)
+    if keys.each("attention.sliding_window_pattern") is None:
+        return keys.whole("attention.sliding_window_pattern", default)
+    period = listed.index(False) + 1 if False in listed else 0
+    if not period or listed != [(i + 1) % period != 0 for i in range(len(listed))]:
+        raise UnsupportedModelError(f"{keys.header.path}: layers with a window in no fixed pattern")
+    return period
+
+
+def _gemma_scale(keys: Keys, largest: int) -> float:
+    """Return the square of what divides queries: in the largest model, it is not a head's size."""
+    return keys.hidden / keys.heads if keys.layers == largest else float(keys.head_dim)
+
+
+def gemma2(keys: Keys) -> Mapping[str, object]:
+    return {
+        "attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": keys.number("final_logit_softcapping", 30.0),
+        "query_pre_attn_scalar": _gemma_scale(keys, 46),
+    }
+
+
+def gemma3(keys: Keys) -> Mapping[str, object]:
+    local = keys.number("rope.local.freq_base", 10000.0)  # Ollama's name of it
+    return {
+        "sliding_window": keys.whole("attention.sliding_window"),
+        "sliding_window_pattern": _window_period(keys, 6),
+        "rope_local_base_freq": keys.number("rope.freq_base_swa", local),
+        "query_pre_attn_scalar": _gemma_scale(keys, 62),
+    }
+
+
+def phi3(keys: Keys) -> Mapping[str, object]:
+    return {
+        "partial_rotary_factor": keys.rotary,
+        "original_max_position_embeddings": keys.whole(
+            "rope.scaling.original_context_length", keys.whole("context_length")
+        ),
+    }
+
+
+def gpt_oss(keys: Keys) -> Mapping[str, object]:
+    return {
+        "intermediate_size": keys.whole("expert_feed_forward_length"),
+        "sliding_window": keys.whole("attention.sliding_window"),
+    }
+
+
+def granite(keys: Keys) -> Mapping[str, object]:
+    return {
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_multiplier": keys.number("attention.scale", keys.head_dim**-0.5),
+        "embedding_multiplier": keys.number("embedding_scale", 1.0),
+        "residual_multiplier": keys.number("residual_scale", 1.0),
+        "logits_scaling": keys.number("logit_scale", 1.0),
+    }
+
+
+def olmo3(keys: Keys) -> Mapping[str, object]:
+    kinds = ("full_attention", "sliding_attention")
+    return {
+        "sliding_window": keys.whole("attention.sliding_window"),
+        "layer_types": [kinds[windowed] for windowed in _window_list(keys, 4)],
+    }
+
+
+def exaone4(keys: Keys) -> Mapping[str, object]:
+    window = keys.whole("attention.sliding_window", 0)
+    pattern = "".join("GL"[windowed] for windowed in _window_list(keys, 4))
+    return {
+        "sliding_window": window or None,
+        "sliding_window_pattern": pattern if window else None,
+    }
+
+
+def cohere(keys: Keys) -> Mapping[str, object]:
+    return {
+        "logit_scale": keys.number("logit_scale"),
+        "use_qk_norm": keys.holds("attn_q_norm.weight"),
+    }
+
+
+def cohere2(keys: Keys) -> Mapping[str, object]:
+    return {
+        "logit_scale": keys.number("logit_scale"),
+        "sliding_window": keys.whole("attention.sliding_window"),
+        "sliding_window_pattern": _window_period(keys, 4),
+    }
+
+
+def glm4(keys: Keys) -> Mapping[str, object]:
+    if keys.has("rope.dimension_sections"):  # its rows are in another order
+        raise UnsupportedModelError(f"{keys.header.path}: GLM-4 that reads pictures is not read")
+    return {
+        "partial_rotary_factor": keys.rotary,
+        "attention_bias": keys.holds("attn_q.bias"),
+    }
+
+
+def seed_oss(keys: Keys) -> Mapping[str, object]:
+    return {"attention_bias": keys.holds("attn_q.bias")}
+
+
+def ernie(keys: Keys) -> Mapping[str, object]:
+    return {"use_bias": keys.holds("attn_q.bias")}
