@@ -55,7 +55,7 @@ class KnownDrafter:
 _EAGLE3, _EAGLE, _MEDUSA, _DFLASH = "EAGLE-3", "EAGLE", "Medusa", "DFlash"
 _DSPARK, _DFLASH2, _MTP, _ASSISTANT = "DSpark", "DFlash 2", "MTP", "Gemma 4 assistant"
 _MLP, _PARD = "MLP speculator", "PARD"
-_APACHE = "apache-2.0"
+_APACHE, _LFM = "apache-2.0", "lfm1.0"
 _QWEN3_TOKEN = 2 * 151_936
 """Bytes of Qwen3's embedding in bfloat16, for each coordinate of its hidden size.
 
@@ -165,6 +165,7 @@ KNOWN_DRAFTERS: dict[str, tuple[KnownDrafter, ...]] = {
     "qwen3.6-27b": (
         KnownDrafter("mlx-community/Qwen3.6-27B-MTP-4bit", _MTP),
         KnownDrafter("mlx-community/Qwen3.6-27B-MTP-bf16", _MTP, size=849_398_784),
+        KnownDrafter("satgeze/Qwen3.6-27B-DSpark", _DSPARK),
         KnownDrafter("z-lab/Qwen3.6-27B-DFlash", _DFLASH),
     ),
     "qwen3.6-35b-a3b": (
@@ -182,6 +183,17 @@ KNOWN_DRAFTERS: dict[str, tuple[KnownDrafter, ...]] = {
         KnownDrafter("incoai/Qwen3.8-27B-DFlash2", _DFLASH2),
         KnownDrafter("RedHatAI/Qwen3.8-27B-speculator.dspark", _DSPARK),
     ),
+    "lfm2.5-1.2b-instruct": (
+        KnownDrafter("LiquidAI/LFM2.5-1.2B-Instruct-DSpark", _DSPARK, licence=_LFM),
+    ),
+    "lfm2.5-2.6b": (KnownDrafter("LiquidAI/LFM2.5-2.6B-DSpark", _DSPARK, licence=_LFM),),
+    "lfm2.5-8b-a1b": (KnownDrafter("LiquidAI/LFM2.5-8B-A1B-DSpark", _DSPARK, licence=_LFM),),
+    "nvidia-nemotron-3.5-lightning-30b-a3b": (
+        KnownDrafter("mlx-community/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-DSpark-bf16", _DSPARK),
+    ),
+    "minicpm5-2b": (KnownDrafter("openbmb/MiniCPM5-2B-DSpark", _DSPARK),),
+    "nanbeige4.2-3b": (KnownDrafter("Nanbeige/Nanbeige4.2-3B-DSpark", _DSPARK),),
+    "ornith-1.0-9b": (KnownDrafter("stanleyphoong/Ornith-1.0-9B-DSpark", _DSPARK),),
     "gpt-oss-20b": (
         KnownDrafter("z-lab/gpt-oss-20b-DFlash", _DFLASH),
         KnownDrafter("JetSpec/jetspec-gpt-oss-20b", _DFLASH),

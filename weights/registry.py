@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from redrafter_mlx.weights.fit.model_size import ModelSize, StoredModel
+from redrafter_mlx.weights.fit.windows import Windows
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -91,6 +92,65 @@ _COMMUNITY = (
 )  # fmt: skip
 """Name, model, licence, `ModelSize`, whether the head is tied, context, and description."""
 
+_GB = 1_000_000_000
+_APACHE = "apache-2.0"
+_QWEN3_5 = 248_320
+_MIXED = (
+    ("qwen3.5-4b", "Qwen3.5-4B-MLX-4bit", _APACHE, 3.0, 262_144,
+     ModelSize(32, 2560, 9216, 16, 4, 256, _QWEN3_5, tied=True, total=4_540_000_000, recurrent=24),
+     "Qwen3.5 4B"),
+    ("qwen3.5-9b", "Qwen3.5-9B-MLX-4bit", _APACHE, 6.0, 262_144,
+     ModelSize(32, 4096, 12_288, 16, 4, 256, _QWEN3_5, total=9_650_000_000, recurrent=24),
+     "Qwen3.5 9B"),
+    ("qwen3.6-27b", "Qwen3.6-27B-4bit", _APACHE, 16.1, 262_144,
+     ModelSize(64, 5120, 17_408, 24, 4, 256, _QWEN3_5, total=27_300_000_000, recurrent=48),
+     "Qwen3.6 27B"),
+    ("qwen3.6-35b-a3b", "Qwen3.6-35B-A3B-4bit", _APACHE, 20.4, 262_144,
+     ModelSize(40, 2048, 512, 16, 2, 256, _QWEN3_5, total=35_000_000_000, recurrent=30),
+     "Qwen3.6 35B, 3B of them active"),
+    ("qwen3.8-27b", "Qwen3.8-27B-4bit", _APACHE, 16.1, 262_144,
+     ModelSize(64, 5120, 17_408, 24, 4, 256, _QWEN3_5, total=27_300_000_000, recurrent=48),
+     "Qwen3.8 27B"),
+    ("qwen3-coder-30b-a3b", "Qwen3-Coder-30B-A3B-Instruct-4bit", _APACHE, 17.2, 262_144,
+     ModelSize(48, 2048, 768, 32, 4, 128, 151_936, total=30_500_000_000),
+     "Qwen3 Coder 30B, 3B of them active"),
+    ("gemma-4-e4b", "gemma-4-e4b-it-4bit", _APACHE, 5.2, 131_072,
+     ModelSize(42, 2560, 10_240, 8, 2, 256, 262_144, tied=True, windows=Windows(35, 512),
+               total=8_000_000_000),
+     "Gemma 4 E4B Instruct"),
+    ("gemma-4-26b-a4b", "gemma-4-26b-a4b-it-4bit", _APACHE, 15.4, 262_144,
+     ModelSize(30, 2816, 2112, 16, 8, 256, 262_144, tied=True, windows=Windows(25, 1024),
+               total=26_000_000_000),
+     "Gemma 4 26B Instruct, 4B of them active"),
+    ("gemma-4-31b", "gemma-4-31b-it-4bit", _APACHE, 18.4, 262_144,
+     ModelSize(60, 5376, 21_504, 32, 16, 256, 262_144, tied=True, windows=Windows(50, 1024),
+               total=31_000_000_000),
+     "Gemma 4 31B Instruct"),
+    ("gpt-oss-20b", "gpt-oss-20b-MXFP4-Q8", _APACHE, 12.1, 131_072,
+     ModelSize(24, 2880, 2880, 64, 8, 64, 201_088, windows=Windows(12, 128),
+               total=20_900_000_000),
+     "gpt-oss 20B, 3.6B of them active"),
+    ("gpt-oss-120b", "gpt-oss-120b-MXFP4-Q8", _APACHE, 63.4, 131_072,
+     ModelSize(36, 2880, 2880, 64, 8, 64, 201_088, windows=Windows(18, 128),
+               total=117_000_000_000),
+     "gpt-oss 120B, 5.1B of them active"),
+    ("glm-4.7-flash", "GLM-4.7-Flash-4bit", "mit", 16.9, 202_752,
+     ModelSize(47, 2048, 1536, 20, 1, 288, 154_880, total=30_000_000_000),  # a latent of 576
+     "GLM 4.7 Flash 30B, 3B of them active"),
+    ("nemotron-3-nano-30b", "NVIDIA-Nemotron-3-Nano-30B-A3B-4bit", "NVIDIA open model", 17.8,
+     262_144,
+     ModelSize(52, 2688, 1856, 32, 2, 128, 131_072, total=31_600_000_000, recurrent=46),
+     "Nemotron 3 Nano 30B, 3B of them active"),
+    ("lfm2.5-1.2b", "LFM2.5-1.2B-Instruct-4bit", "lfm1.0", 0.66, 128_000,
+     ModelSize(16, 2048, 8192, 32, 8, 64, 65_536, tied=True, total=1_170_000_000, recurrent=10),
+     "LFM2.5 1.2B Instruct"),
+)  # fmt: skip
+"""Mixtures of experts and hybrids: name, repository, licence, gigabytes to download, context, sizes
+and description. Where a layer keeps neither keys and values nor a state, it counts as recurrent.
+
+Sizes of the repositories are those of public lists of them, taken from the Hub in August 2026.
+"""
+
 _VICUNA = (
     ("vicuna-7b", "refs/pr/4", 13_500_000_000, (32, 4096, 11_008, 32, 32, 128, 32_000)),
     ("vicuna-13b", "main", 26_000_000_000, (40, 5120, 13_824, 40, 40, 128, 32_000)),
@@ -121,6 +181,24 @@ REGISTRY: dict[str, Registered] = {
         *(
             Registered(
                 name=name,
+                repo=f"mlx-community/{model}",
+                revision="main",
+                licence=licence,
+                size=round(gigabytes * _GB),
+                description=f"{description}, 4-bit",
+                shape=shape,
+                context=context,
+                bits=4,
+            )
+            for name, model, licence, gigabytes, context, shape, description in _MIXED
+        ),
+        *(
+            _community(name, model, licence, ModelSize(*shape, tied=tied), context, description)
+            for name, model, licence, shape, tied, context, description in _COMMUNITY
+        ),
+        *(
+            Registered(
+                name=name,
                 repo=f"lmsys/{name}-v1.3",
                 revision=revision,
                 licence="non-commercial (LLaMA)",
@@ -130,10 +208,6 @@ REGISTRY: dict[str, Registered] = {
                 context=2048,
             )
             for name, revision, size, shape in _VICUNA
-        ),
-        *(
-            _community(name, model, licence, ModelSize(*shape, tied=tied), context, description)
-            for name, model, licence, shape, tied, context, description in _COMMUNITY
         ),
     )
 }

@@ -58,9 +58,21 @@ def matrices(model: object) -> int:
     return sum(array.nbytes for name, array in arrays if "norm" not in name)
 
 
-@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("name", [e.name for e in REGISTRY.values() if not e.shape.total])
 def test_a_named_model_has_as_many_parameters_as_its_page_says(name: str) -> None:
     assert REGISTRY[name].shape.parameters / 1e9 == pytest.approx(PUBLISHED[name], rel=0.015)
+
+
+@pytest.mark.parametrize("name", [e.name for e in REGISTRY.values() if e.shape.total])
+def test_a_mixture_or_a_hybrid_is_as_large_as_its_parameters_in_its_bits(name: str) -> None:
+    entry = REGISTRY[name]
+    assert 4.2 < 8 * entry.size / entry.shape.total < 5.5
+
+
+def test_the_cache_of_a_hybrid_is_that_of_its_layers_with_keys_and_values() -> None:
+    shape = REGISTRY["qwen3.6-27b"].shape
+    assert shape.cache_bytes(1000) == replace(shape, layers=16, recurrent=0).cache_bytes(1000)
+    assert REGISTRY["gpt-oss-20b"].shape.cache_bytes(10_000) == 2 * 2 * 8 * 64 * 12 * (10_000 + 128)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +218,7 @@ def test_a_usual_drafter_is_about_as_large_in_memory_as_published_ones(name: str
 @pytest.mark.parametrize(
     ("gigabytes", "largest", "vicuna_7b", "llama_8b"),
     [
-        (8, "qwen3-4b", [4], []),
+        (8, "qwen3.5-4b", [4], []),
         (16, "qwen3-14b", [8, 4], [None]),
         (64, "llama-3.3-70b", [None, 8, 4], [None]),
     ],
@@ -251,7 +263,7 @@ def test_advice_names_the_option_that_fits_or_the_model() -> None:
     assert "--quantize 8" in str(advice("vicuna-7b", mac(16)))
     short = advice("llama-3.1-8b", mac(8))
     assert "tokens without a drafter" in str(short)
-    assert "redrafter-mlx pull qwen3-4b" in str(short)
+    assert "redrafter-mlx pull qwen3.5-4b" in str(short)
     with pytest.raises(TooLargeError, match="redrafter-mlx pull qwen3-14b"):
         advice("vicuna-33b", mac(16))
     same = check_download("meta-llama/Llama-3.1-8B-Instruct", _floats("llama-3.1-8b"), mac(16))

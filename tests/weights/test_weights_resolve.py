@@ -390,7 +390,7 @@ def test_repository_without_weights_that_load_is_refused_before_download(hub: Fa
     [
         ("org/nothing", "no repository 'org/nothing'"),
         ("smolm2-135m", "did you mean 'smollm2-135m'"),
-        ("xyz", "there are: smollm2-135m, vicuna-7b"),
+        ("xyz", "there are: smollm2-135m, qwen3.5-4b"),
         ("/no/such/folder", "no file or folder '/no/such/folder'"),
         ("missing.gguf", "no file or folder 'missing.gguf'"),
         ("~nobody-of-that-name/model", "no file or folder"),

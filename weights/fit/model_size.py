@@ -35,12 +35,15 @@ _UNGATED = ("gpt_neox", "nemotron", "phi", "starcoder2")
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Dimensions of a dense decoder.
+    """Dimensions of a decoder.
 
     heads, kv_heads: query heads and key/value heads, of `head_dim` each
     tied:  whether the head is the embedding
     gated: whether the feed-forward network has a gate, a third matrix
     windows: the layers that keep a sliding window of the text alone
+    total: number of parameters of a mixture of experts or a hybrid; 0 for a dense decoder, where it
+           follows from the others
+    recurrent: number of layers that keep a state in place of keys and values
     """
 
     layers: int
@@ -53,6 +56,8 @@ class ModelSize:
     tied: bool = False
     gated: bool = True
     windows: Windows = NO_WINDOWS
+    total: int = 0
+    recurrent: int = 0
 
     @property
     def mostly_embedding(self) -> bool:
@@ -60,19 +65,23 @@ class ModelSize:
 
         Of such a model, 4 bits change the text much more than of others.
         """
-        return 2 * self.layers * self.layer_parameters < self.parameters
+        return 2 * self.embedding_parameters > self.parameters
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Number of parameters of the embedding, and of the head if it has one."""
+        return self.hidden * self.vocab * (1 if self.tied else 2)
 
     @property
     def layer_parameters(self) -> int:
-        """Number of parameters in a layer's matrices; norms and biases are too small to matter."""
+        """Number of parameters in a dense layer's matrices; norms are too small to matter."""
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         return attention + (3 if self.gated else 2) * self.hidden * self.intermediate
 
     @property
     def parameters(self) -> int:
         """Number of parameters in all matrices."""
-        embeddings = self.hidden * self.vocab * (1 if self.tied else 2)
-        return embeddings + self.layers * self.layer_parameters
+        return self.total or self.embedding_parameters + self.layers * self.layer_parameters
 
     def weight_bytes(self, bits: int | None, float_bytes: int = 2) -> int:
         """Return the size of all weights, as floats or quantised to `bits`.
@@ -86,7 +95,8 @@ class ModelSize:
         """Return the size of the KV cache of `tokens` tokens; windows are not quantised."""
         in_windows, size = self.windows
         bits = 8 * float_bytes if kv_bits is None else quantised_bits(kv_bits, float_bytes)
-        whole, windows = (self.layers - in_windows) * tokens, in_windows * min(tokens, size)
+        whole = (self.layers - in_windows - self.recurrent) * tokens
+        windows = in_windows * min(tokens, size)
         numbers = 2 * self.kv_heads * self.head_dim
         return round(numbers * (whole * bits / 8 + windows * float_bytes))
 
