@@ -97,6 +97,7 @@ def drafters(name: Name, as_json: opt.Json = False) -> None:
     """
     with progress_bars(f"looking for drafters of {name}") as progress:
         from redrafter_mlx.drafting.installed import list_drafters
+        from redrafter_mlx.weights.known_drafters import head_in_original
 
         try:
             listed, missing = list_drafters(name, progress), None
@@ -120,8 +121,12 @@ def drafters(name: Name, as_json: opt.Json = False) -> None:
         ]  # fmt: skip
         print(json.dumps({"model": name, "drafters": rows}))
         return
+    head = head_in_original(name)
+    if head is not None:
+        print(f"an MTP head, for which a part of the original files is fetched: --drafter {head}")
     if not listed:
-        print(f"no drafter is known for {name}; `redrafter-mlx train` trains one")
+        if head is None:
+            print(f"no drafter is known for {name}; `redrafter-mlx train` trains one")
         return
     print_table(
         ("NAME", "FORM", "ON DISK", "SIZE", "LICENSE"),

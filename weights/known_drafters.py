@@ -238,6 +238,14 @@ KNOWN_DRAFTERS: dict[str, tuple[KnownDrafter, ...]] = {
 }  # fmt: skip
 """Drafters by the model's own name in lower case; see `family`."""
 
+_WITH_HEADS = {
+    "qwen3.5-27b": "Qwen/Qwen3.5-27B",
+    "qwen3.5-35b-a3b": "Qwen/Qwen3.5-35B-A3B",
+    "qwen3-next-80b-a3b-instruct": "Qwen/Qwen3-Next-80B-A3B-Instruct",
+    "glm-4.7-flash": "zai-org/GLM-4.7-Flash",
+}
+"""Original repositories with a multi-token head that no repository of its own holds."""
+
 _CONVERSION = re.compile(
     r"(-((mixed-(\d-)*)?\d-?bits?|gs\d+|mxfp\d|nvfp\d|q\d(_\w+)?|bf16|fp16|f16|f32"
     r"|mlx|dwq|awq|gptq|hf|unsloth|bnb|fp8|gguf|ud|\d{6,}))+$"
@@ -258,6 +266,15 @@ def known_drafters(model: str) -> tuple[KnownDrafter, ...]:
     is treated as the name of the converted model.
     """
     return KNOWN_DRAFTERS.get(family(model), ())
+
+
+def head_in_original(model: str) -> str | None:
+    """Return the `--drafter` for the head in a model's original files, which MLX's copies lack.
+
+    None if it has none, or a published one that is smaller to fetch.
+    """
+    original = _WITH_HEADS.get(family(model))
+    return None if original is None or hub_name(model) == original else f"mtp:{original}"
 
 
 def family(model: str) -> str:

@@ -18,7 +18,12 @@ from redrafter_mlx.loading import load as loading
 from redrafter_mlx.loading.load import load
 from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.target_model.source import TargetSource
-from redrafter_mlx.weights.known_drafters import KNOWN_DRAFTERS, KnownDrafter, known_drafters
+from redrafter_mlx.weights.known_drafters import (
+    KNOWN_DRAFTERS,
+    KnownDrafter,
+    head_in_original,
+    known_drafters,
+)
 from redrafter_mlx.weights.precision import stored_bits
 from redrafter_mlx.weights.registry import DEFAULT_MODEL
 from redrafter_mlx.weights.resolve import is_repo
@@ -215,3 +220,22 @@ def test_show_describes_a_drafter_by_its_form_size_and_target(
         assert rows["target"].strip() == "org/tiny"
         assert rows["path"].strip() == str(folder)
         assert rows["on disk"].strip().endswith("kB")
+
+
+@pytest.mark.parametrize(
+    ("model", "head"),
+    [
+        ("glm-4.7-flash", "mtp:zai-org/GLM-4.7-Flash"),
+        ("mlx-community/Qwen3.5-27B-4bit", "mtp:Qwen/Qwen3.5-27B"),
+    ],
+)
+def test_a_head_that_a_conversion_left_out_is_named(
+    model: str, head: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["drafters", model]) == 0
+    assert f"--drafter {head}" in capsys.readouterr().out
+
+
+def test_the_original_itself_needs_no_head_from_elsewhere() -> None:
+    assert head_in_original("zai-org/GLM-4.7-Flash") is None
+    assert head_in_original("qwen3-8b") is None
