@@ -13,17 +13,20 @@ import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.flag import Flag
+from redrafter_mlx.cli.model_facts import (
+    drafter_facts,
+    memory_facts,
+    size_text,
+    source_facts,
+    unsupported,
+)
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.terminal import console, sanitise
 from redrafter_mlx.errors import (
     BadInputError,
-    DamagedFileError,
     ModelNotFoundError,
     RedrafterError,
-    UnsupportedModelError,
 )
-from redrafter_mlx.runtime.paths import human_size
-from redrafter_mlx.runtime.words import count
 
 if TYPE_CHECKING:
     from redrafter_mlx.weights.fit.machine import Machine
@@ -79,7 +82,7 @@ def list_all() -> None:
             (
                 model.name,
                 "yes" if model.path else "no",
-                _size(model.on_disk or model.size),
+                size_text(model.on_disk or model.size),
                 _fits(model, machine),
                 _drafters(model),
                 model.licence or "",
@@ -103,7 +106,7 @@ def drafters(name: Name, as_json: opt.Json = False) -> None:
             listed, missing = list_drafters(name, progress), None
         except ModelNotFoundError as error:  # or a drafter in files of other names
             listed, missing = [], error
-        itself = {} if listed else _drafter_facts(name)
+        itself = {} if listed else drafter_facts(name)
     if itself:
         target = itself["target"]
         ask = "name its target instead" if not target else (
@@ -135,7 +138,7 @@ def drafters(name: Name, as_json: opt.Json = False) -> None:
                 _from_home(one.name),
                 one.form,
                 "yes" if one.path else "no",
-                _size(one.size) or "unknown",
+                size_text(one.size) or "unknown",
                 one.licence or "unknown",
             )
             for one in listed
@@ -156,12 +159,12 @@ def show(
         from redrafter_mlx.weights.fit.machine import planned_machine
         from redrafter_mlx.weights.status import show_model
 
-        facts: Mapping[str, str | None] = _drafter_facts(name)
+        facts: Mapping[str, str | None] = drafter_facts(name)
         if not facts:
             model, machine = show_model(name), planned_machine()
-            unsupported = _unsupported(model)
-            memory = {} if unsupported else _memory_facts(model, machine, context)
-            facts = {**_facts(model), **memory, "unsupported": unsupported}
+            why_not = unsupported(model)
+            memory = {} if why_not else memory_facts(model, machine, context)
+            facts = {**source_facts(model), **memory, "unsupported": why_not}
     known = {label: " ".join(value.split()) for label, value in facts.items() if value}
     width = max(map(len, known))
     for label, value in known.items():
@@ -185,95 +188,6 @@ def _check_files(path: Path) -> None:
             form_of(path, config, names)
             return
     check_model(path)
-
-
-def _drafter_facts(name: str) -> dict[str, str]:
-    """Return what is known of a drafter, by label; nothing of anything else."""
-    from redrafter_mlx.drafting.recognition import form_in, holds_drafter, read_drafter_config
-    from redrafter_mlx.runtime.paths import bytes_below
-    from redrafter_mlx.weights.files.folder import check_model
-    from redrafter_mlx.weights.resolve import find_local
-
-    local = find_local(name)
-    if local is None or local.path.is_file() or not holds_drafter(local.path):
-        return {}
-    try:
-        config = read_drafter_config(local.path)
-        form = form_in(local.path)
-    except RedrafterError:
-        check_model(local.path)  # whose error says more of a folder that holds neither
-        raise
-    speculators = config.get("speculators_config")
-    verifier = speculators.get("verifier") if isinstance(speculators, dict) else None
-    targets = [config.get("target"), config.get("base_model_name_or_path")]
-    targets += [verifier.get("name_or_path")] if isinstance(verifier, dict) else []
-    return {
-        "name": name,
-        "form": f"{form} drafter",
-        "target": next((str(target) for target in targets if target), ""),
-        "path": str(local.path),
-        "on disk": human_size(bytes_below(local.path, follow_links=True)),
-    }
-
-
-def _facts(model: ModelStatus) -> dict[str, str | None]:
-    remedy = f"not here; fetch it with: redrafter-mlx pull {model.name}"
-    return {
-        "name": model.name,
-        "description": model.description,
-        "license": model.licence,
-        "source": model.source,
-        "download": _size(model.size),
-        "path": str(model.path) if model.path else remedy,
-        "on disk": _size(model.on_disk),
-        **model.details,
-    }
-
-
-def _unsupported(model: ModelStatus) -> str | None:
-    """Return why a model on disk cannot be used here; None if it can, or if it is not on disk."""
-    from redrafter_mlx.weights.registry import REGISTRY
-
-    if model.path is None or model.name in REGISTRY:
-        return None
-    try:  # MLX's own definitions decide, and its import takes a second or two
-        if model.path.is_file():
-            from redrafter_mlx.weights.gguf.load import check_gguf
-
-            check_gguf(model.path)
-        elif (config := model.path / "config.json").is_file():
-            from redrafter_mlx.loading.supported import check_supported
-
-            check_supported(config)
-    except (UnsupportedModelError, DamagedFileError) as error:
-        return str(error)
-    return None
-
-
-def _memory_facts(model: ModelStatus, machine: Machine, context: int) -> dict[str, str]:
-    """Return the memory for models, and what each way of loading the model needs."""
-    from redrafter_mlx.weights.fit.needs import MOSTLY_EMBEDDING, drafter_bytes, needs
-
-    if model.stored is None:
-        return {}
-    planned = count(model.stored.planned(context), "token")
-    whole = "" if model.stored.planned(context) == context else ", all that the model can have"
-    facts = {"memory": f"{_size(machine.working_set)} for models, context of {planned}{whole}"}
-    drafter = drafter_bytes(model.name)
-    for way in needs(model.stored, machine, context=context, drafter=drafter):
-        parts = (
-            f"{_size(way.weights)} weights, {_size(way.cache)} cache, {_size(way.drafter)} drafter"
-        )
-        verdict = "fits" if way.fits(machine) else "does not fit"
-        facts[way.option] = f"{verdict}: {_size(way.total)} ({parts}, and work)"
-        if way.quantize == 4 and model.stored.size.mostly_embedding:
-            facts[way.option] += f"; {MOSTLY_EMBEDDING}"
-    packed = {
-        bits: needs(model.stored, machine, context=context, kv_bits=bits)[0].cache
-        for bits in (8, 4)
-    }
-    facts["--kv-bits"] = ", ".join(f"{bits}: {_size(size)} cache" for bits, size in packed.items())
-    return facts
 
 
 def _fits(model: ModelStatus, machine: Machine) -> str:
@@ -319,7 +233,3 @@ def _from_home(name: str) -> str:
     """Return a path below the home folder as `~/...`, anything else as it is."""
     home = os.path.expanduser("~/")
     return f"~/{name.removeprefix(home)}" if name.startswith(home) else name
-
-
-def _size(size: int | None) -> str:
-    return "" if size is None else human_size(size)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +11,7 @@ import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.chat import commands as chat_commands
+from redrafter_mlx.cli.chat.line_editing import line_editing
 from redrafter_mlx.cli.flag import Flag
 from redrafter_mlx.cli.learn.show import summary
 from redrafter_mlx.cli.offer import offer_drafter
@@ -272,41 +272,3 @@ def finish_answer(
         kept = None if chat.keeper is None else f"{count(chat.keeper.kept, 'answer')} kept"
         notes = (shares if shown else None, shape, loss_note(chat.options), kept, note)
         chat.terminal.note(statistics_line(*rates, *notes))
-
-
-@contextlib.contextmanager
-def line_editing(wanted: bool) -> Iterator[None]:
-    """Enable line editing with a history in our cache folder, if readline is available."""
-    try:
-        import readline
-    except ImportError:
-        wanted = False
-    if not wanted:
-        yield
-        return
-    from redrafter_mlx.runtime.paths import cache_dir
-
-    # GNU's and the BSD's library cannot read each other's files.
-    kind = "_libedit" if "libedit" in (readline.__doc__ or "") else ""
-    history = cache_dir() / f"chat_history{kind}"
-
-    def read() -> int:
-        with contextlib.suppress(OSError):
-            readline.read_history_file(history)
-        return readline.get_current_history_length()
-
-    readline.set_history_length(1000)
-    first = read() + 1
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            history.parent.mkdir(parents=True, exist_ok=True)
-            history.touch(mode=0o600)
-            after = readline.get_current_history_length() + 1
-            lines = [readline.get_history_item(i) for i in range(first, after)]
-            readline.clear_history()
-            read()  # another chat may have added lines
-            for line in lines:
-                readline.add_history(line)
-            readline.write_history_file(history)

@@ -25,8 +25,9 @@ from redrafter_mlx.drafting.published.heads.eagle import EAGLE, EAGLE3
 from redrafter_mlx.drafting.published.heads.medusa import MEDUSA
 from redrafter_mlx.drafting.published.heads.mlp_speculator import MLP_SPECULATOR
 from redrafter_mlx.drafting.published.heads.mtp import MTP
-from redrafter_mlx.drafting.recognition import form_of, of_mtp_head
+from redrafter_mlx.drafting.recognition import form_of
 from redrafter_mlx.drafting.recurrent import RECURRENT
+from redrafter_mlx.drafting.tensor_names import of_mtp_head
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.source import TargetSource
 

@@ -22,8 +22,8 @@ from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.rejection import SampledDrafts
 from redrafter_mlx.speculation.sampling import Draws
 from redrafter_mlx.speculation.static_tree import StaticTree
+from redrafter_mlx.target_model.committed import Committed
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.target_model.plans import Committed
 
 Memory: TypeAlias = "tuple[mx.array | Memory, ...]"
 """A drafter's state for a batch of sequences: a tree of arrays, () if there is none.

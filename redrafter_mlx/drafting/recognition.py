@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from redrafter_mlx.drafting.tensor_names import IN_MEDUSA_MODEL, Names, of_mtp_head, own_name
 from redrafter_mlx.errors import DamagedFileError, ModelNotFoundError, UnsupportedModelError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.weights.files.names import MODEL_WEIGHTS
@@ -24,42 +25,6 @@ DFLASH, DFLASH2, DSPARK = "DFlash", "DFlash 2", "DSpark"
 MTP, ASSISTANT = "MTP", "Gemma 4 assistant"
 
 Config = Mapping[str, object]
-Names = Collection[str]
-
-IN_MEDUSA_MODEL = re.compile(r"^medusa_heads?\.")
-"""Prefix of the heads' names in a Medusa-2 model, whose files hold the trunk's tensors too."""
-
-SPECULATOR_PREFIX = "speculator."
-"""Prefix of an MLP speculator's tensors in files for transformers."""
-
-_MTP_PREFIX = r"(language_model\.)?(model\.)?mtp\."
-_IN_MODEL = re.compile(
-    rf"{_MTP_PREFIX}|(model\.)?mtp_layers\.\d+\.|model\.layers\.\d+\.(?=eh_proj\.)"
-)
-"""Prefix of an MTP head's tensors in the files of the model that it belongs to.
-
-In DeepSeek-V3's layout it is a further layer of the model. Of several heads the first is meant."""
-
-_QWENS = {
-    "enorm.": "pre_fc_norm_embedding.",
-    "hnorm.": "pre_fc_norm_hidden.",
-    "eh_proj.": "fc.",
-    "shared_head.norm.": "norm.",
-    "shared_head_norm.": "norm.",
-    "token_layernorm.": "pre_fc_norm_embedding.",
-    "hidden_layernorm.": "pre_fc_norm_hidden.",
-    "input_proj.": "fc.",
-    "final_layernorm.": "norm.",
-    "mtp_block.": "layers.0.",
-    "": "layers.0.",
-}
-"""Names in the layouts of DeepSeek-V3, of mlx-vlm, of MiMo and speculators; and Qwen's."""
-
-_OF_NEMOTRON = re.compile(r"layers\.\d+\.(enorm|hnorm|eh_proj|final_layernorm)\.")
-_SCALE = re.compile(r"\.[kv]_scale$")
-"""Names in the layout of Nemotron-H that are in none of its layers; and scales of its caches."""
-
-_COPIES = ("embed_tokens.", "shared_head.head.", "lm_head.", "self_attn.rotary_emb.")
 
 OF_SPECULATORS = "speculators_model_type"
 """Key of config.json that names the form in files of vLLM's `speculators`."""
@@ -74,7 +39,7 @@ class Signature:
 
     Files fit that have one of the keys, or all tensors of `has` and none of `lacks`.
 
-    has, lacks: patterns of whole names of tensors, as `_own_name` returns them
+    has, lacks: patterns of whole names of tensors, as `own_name` returns them
     keys:       keys of config.json, or of `dflash_config` in it, that no other form has
     named:      the value of `OF_SPECULATORS`, which then decides
     supported:  whether it can be loaded
@@ -234,35 +199,6 @@ def holds_drafter(folder: Path) -> bool:
     return is_drafter(config, names)
 
 
-def eagle_name(name: str) -> str:
-    """Return the network's own name for a tensor of an EAGLE or a block drafter's files."""
-    name = name.removeprefix("model.")
-    return f"layers.0.{name.removeprefix('midlayer.')}" if name.startswith("midlayer.") else name
-
-
-def of_mtp_head(names: Names) -> list[str]:
-    """Return those names of a whole model's tensors that are its MTP head's."""
-    prefix = _prefix_in_model(names)
-    return [] if prefix is None else [name for name in names if name.startswith(prefix)]
-
-
-def mtp_names(names: Names) -> dict[str, str]:
-    """Return the names of an MTP head's tensors, each with its name in Qwen's own layout.
-
-    Of other layouts, copies of the model's embedding and output layer are left out.
-    """
-    prefix = _prefix_in_model(names)
-    if prefix is None:  # files of its own
-        bare = {name: name.removeprefix("model.") for name in names}
-    else:
-        bare = {name: name[len(prefix) :] for name in names if name.startswith(prefix)}
-    if "layers.0.eh_proj.weight" in bare.values():
-        return {n: _OF_NEMOTRON.sub(_nemotrons, o) for n, o in bare.items() if not _SCALE.search(o)}
-    if not any(own.startswith(("eh_proj.", "input_proj.")) for own in bare.values()):
-        return bare
-    return {name: _qwens(own) for name, own in bare.items() if not own.startswith(_COPIES)}
-
-
 def holds_mtp(folder: Path) -> bool:
     """Whether the files of a model bring an MTP head; False if they cannot be read."""
     try:
@@ -271,29 +207,8 @@ def holds_mtp(folder: Path) -> bool:
         return False
 
 
-def _prefix_in_model(names: Names) -> str | None:
-    found = next(filter(None, map(_IN_MODEL.match, sorted(names))), None)
-    return None if found is None else found[0]
-
-
-def _qwens(name: str) -> str:
-    """Return Qwen's name for a tensor in another layout."""
-    part = next(part for part in _QWENS if name.startswith(part))
-    return _QWENS[part] + name[len(part) :]
-
-
-def _nemotrons(found: re.Match[str]) -> str:
-    return _QWENS[f"{found[1]}."]
-
-
-def _own_name(name: str) -> str:
-    """Return a tensor's name without the prefixes of any packaging."""
-    bare = re.sub(rf"^{_MTP_PREFIX}", "", IN_MEDUSA_MODEL.sub("", name))
-    return eagle_name(bare.removeprefix(SPECULATOR_PREFIX))
-
-
 def _signature(config: Config, names: Names) -> Signature | None:
-    own = [_own_name(name) for name in names]
+    own = [own_name(name) for name in names]
     return next((form for form in SIGNATURES if form.fits(config, own)), None)
 
 

@@ -15,13 +15,13 @@ from contextlib import ExitStack
 
 import mlx.core as mx
 
-from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.config import PLAIN
 from redrafter_mlx.decoding.pipeline import Pipeline
 from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.prefix_store import PrefixStore
-from redrafter_mlx.decoding.proposal import FixedPolicy, Policy
 from redrafter_mlx.decoding.sequence import Status
+from redrafter_mlx.engine.batches import Batches
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.prefixes import EarlierOnDisk, Prefixes
@@ -30,20 +30,13 @@ from redrafter_mlx.engine.request import Answer
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.learning.keeper import TextKeeper
 from redrafter_mlx.speculation.sampling import sequence_keys
-from redrafter_mlx.speculation.tree import Pack
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.tuning.policy import TunedPolicy
 from redrafter_mlx.tuning.tuner import Tuner
 
 LOG = logging.getLogger("redrafter_mlx.engine")
 
 _PAUSE = 0.005
 """Seconds of a round in which every answer waits for its caller."""
-
-BatchKey = tuple[BeamShape | None, bool, Pack, SamplingParams | None]
-"""What the answers of a batch have in common: `Answer.shape`, the option `draft`, how trees are
-packed, and the sampling parameters that drafts are drawn with for rejection; None if they are not
-drawn."""
 
 
 class Scheduler:
@@ -67,8 +60,7 @@ class Scheduler:
         self._open: set[Answer] = set()  # all that have not been told of their end
         self._waiting: list[Answer] = []
         self._prompts = PromptReader()
-        self._batches: dict[BatchKey, Pipeline] = {}
-        self._policies: dict[BatchKey, TunedPolicy] = {}  # of batches without a fixed shape
+        self._batches = Batches(tuning)
         self._running: list[Answer] = []  # that are decoded, oldest first
         self._in_use: ExitStack | None = None
 
@@ -114,7 +106,8 @@ class Scheduler:
             joined = Status.PREFILL in [answer.status for answer in self._running]
             read = [] if joined else self._prompts.read(alone=not self._running)
             over += self._advance(paused=bool(read) or not alone)
-            read_at = max([batch.read_at for batch in self._batches.values()], default=0.0)
+            batches = self._batches.pipelines.values()
+            read_at = max([batch.read_at for batch in batches], default=0.0)
             self.prefixes.keep_awaited(read)
             for answer in self._prompts.end_round(read, read_at):
                 self._start(answer)
@@ -190,22 +183,13 @@ class Scheduler:
         return memory.make_room(needed, self.prefixes.cache)
 
     def _begin(self, answer: Answer) -> None:
-        prompt, options, decoder = answer.request.prompt, answer.request.options, answer.decoder
-        drawn = decoder.sampling if decoder.draws else None
-        key = (answer.shape, options.draft, decoder.pack, drawn)
-        if key not in self._batches:
-            shapes: Policy = FixedPolicy(decoder.shape)
-            if answer.shape is None and self._tuning is not None:
-                shapes = self._policies[key] = self._tuning.policy(options.method)
-            self._batches[key] = Pipeline(decoder, shapes)
-        elif key in self._policies:
-            self._policies[key].begin_answer()
-        answer.pipeline, answer.status = self._batches[key], Status.PREFILL
+        answer.pipeline, answer.status = self._batches.batch_of(answer), Status.PREFILL
         others = min(self.running + len(self._waiting), self._options.max_batch - 1)
         answer.first_shape = answer.pipeline.first_shape(answer, 1 + others)
         cache, start = self.prefixes.take(answer)
         drafts = answer.first_shape != PLAIN
-        answer.prefill = Prefill(self._target, decoder.drafter, cache, start, [prompt], drafts)
+        drafter, prompts = answer.decoder.drafter, [answer.request.prompt]
+        answer.prefill = Prefill(self._target, drafter, cache, start, prompts, drafts)
         answer.tally.start(cached=start)
         self._prompts.reading.append(answer)
         for other in self._waiting:
@@ -230,7 +214,7 @@ class Scheduler:
     def _advance(self, paused: bool) -> list[Answer]:
         """Take a step of every batch; return the answers that are over."""
         over = []
-        batches = [batch for batch in self._batches.values() if batch.sequences]
+        batches = [batch for batch in self._batches.pipelines.values() if batch.sequences]
         slots = 0
         for batch in batches:
             slots += (growth := batch.growth)
@@ -295,10 +279,7 @@ class Scheduler:
         the answers that may be kept. An idle engine returns unused memory to the system.
         """
         used = [answer.pipeline for answer in (*self._prompts.reading, *self._running)]
-        empty = [key for key, batch in self._batches.items() if batch not in used]
-        for key in empty:
-            del self._batches[key]
-        ended = [self._policies.pop(key) for key in empty if key in self._policies]
+        ended = self._batches.remove_unused(used)
         idle = self.idle
         if idle and self._in_use is not None:
             self._in_use.close()

@@ -30,9 +30,10 @@ from redrafter_mlx.drafting.names import (
     model_with_head,
 )
 from redrafter_mlx.drafting.published.pard import MASK_KEY, Pard
-from redrafter_mlx.drafting.recognition import holds_drafter, holds_mtp, of_mtp_head
+from redrafter_mlx.drafting.recognition import holds_drafter, holds_mtp
 from redrafter_mlx.drafting.static_trees import find_tree
 from redrafter_mlx.drafting.successors import OwnSuccessors
+from redrafter_mlx.drafting.tensor_names import of_mtp_head
 from redrafter_mlx.errors import (
     BadInputError,
     DamagedFileError,

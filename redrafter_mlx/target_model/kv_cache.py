@@ -21,13 +21,12 @@ from redrafter_mlx.target_model.cache_slots import (
     planned_capacity,
     round_up,
 )
+from redrafter_mlx.target_model.committed import Committed, Pending
 from redrafter_mlx.target_model.layer_cache import LayerBuffers, LayerCache
 from redrafter_mlx.target_model.plans import (
     MAX_EXCESS,
     RING_SLACK,
-    Committed,
     LayerPlan,
-    Pending,
     PromptSpan,
     fork_plan,
     in_place,

@@ -24,7 +24,7 @@ from redrafter_mlx.distill.report.card import (
 from redrafter_mlx.distill.report.markdown import block, code, plain, table
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.target_model.source import TargetSource
-from redrafter_mlx.weights.hub import hub_licence, hub_repo
+from redrafter_mlx.weights.hub_card import hub_licence, hub_repo
 
 NASTY = [
     "a: b # c",

@@ -387,9 +387,9 @@ def test_prompts_are_held_out_whatever_the_seed() -> None:
     for seed, given in enumerate([prompts, prompts[::-1], prompts]):
         once = options(own_share=0.0, openings=(0,), seed=seed)
         writer = Writer(Target(byte_model()), byte_tokenizer(), given, once)
-        parts = writer.given_parts
+        parts = writer.order.parts
         assert sorted(chain(*parts), key=str) == sorted(prompts, key=str)
-        assert len(parts) == writer.n_parts == 56
+        assert len(parts) == writer.order.n_parts == 56
         held_out.append({c for i, part in enumerate(parts) for c in part if writer.held_out(i)})
         orders.append(parts)
     assert held_out[0] == held_out[1] == held_out[2]
@@ -403,12 +403,12 @@ def test_of_a_few_prompts_all_are_trained_on_and_the_targets_own_are_held_out() 
     writer = Writer(Target(byte_model()), byte_tokenizer(), prompts, options(own_share=0.5))
     held = [block for block in range(400) if writer.held_out(block)]
     assert held
-    assert all(writer.is_own(block) for block in held)
+    assert all(writer.order.is_own(block) for block in held)
     assert len(held) == 200 // 32 + 1
     many = Writer(
         Target(byte_model()), byte_tokenizer(), prompts * 100, options(own_share=0.5, batch=4)
     )
-    assert not all(many.is_own(block) for block in range(400) if many.held_out(block))
+    assert not all(many.order.is_own(block) for block in range(400) if many.held_out(block))
 
 
 def test_held_out_blocks_are_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,9 @@ be interrupted and grow.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -20,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from redrafter_mlx.distill.corpus.block_order import BlockOrder, in_share
 from redrafter_mlx.distill.corpus.block_progress import BlockProgress
 from redrafter_mlx.distill.corpus.filters import (
     MIN_ANSWER,
@@ -47,9 +45,6 @@ _SYSTEM_MESSAGES = (
     "Answer in the form of a list where that helps.",
 )
 """In one of eight blocks one of these replaces the template's own, so that others occur too."""
-
-_SORTED_BLOCKS = 8
-"""Number of blocks within which prompts are sorted by length: little padding, still a mixture."""
 
 
 @dataclass(frozen=True)
@@ -80,90 +75,35 @@ class Writer:
         """
         progress = progress or BlockProgress()
         key = mx.random.key(self.options.seed * 1_000_003 + block)
-        write = self._write_own if self.is_own(block) else self._write_given
+        write = self._write_own if self.order.is_own(block) else self._write_given
         return Shard(write(block, key, progress), progress.left_out)
 
     def held_out(self, block: int) -> bool:
-        """Whether a block is for evaluation, never for training: one in HELD_OUT_EVERY.
-
-        The user's prompts in a held-out block are never in a training block, however often they are
-        asked. Of a few prompts all are trained on, if the target writes others.
-        """
-        if self.is_own(block):
-            return self._own_before(block) % HELD_OUT_EVERY == 0
-        if self._own_share > 0 and self.n_parts < HELD_OUT_EVERY:
-            return False
-        return self._round_and_part(block)[1] % HELD_OUT_EVERY == 0
+        return self.order.held_out(block)
 
     def has_new_prompts(self, block: int) -> bool:
-        """Whether the prompts of a block are in no earlier block."""
-        return self.is_own(block) or self._round_and_part(block)[0] == 0
+        return self.order.has_new_prompts(block)
 
-    def is_own(self, block: int) -> bool:
-        return _in_share(block, self._own_share)
-
-    def _own_before(self, block: int) -> int:
-        """Return the number of blocks before `block` whose prompts the target writes."""
-        return _count_in_share(block, self._own_share)
-
-    @property
-    def _own_share(self) -> float:
-        return self.options.own_share if self.prompts else 1.0
-
-    def _round_and_part(self, block: int) -> tuple[int, int]:
-        """Return how often all the user's prompts were asked before, and which part is next."""
-        return divmod(block - self._own_before(block), self.n_parts)
-
-    @property
-    def _part_size(self) -> int:
-        """Number of prompts in a block."""
-        return self.options.batch // len(self.options.openings)
-
-    @property
-    def n_parts(self) -> int:
-        """Number of blocks in which all the user's prompts are asked once."""
-        return -(-len(self.prompts) // self._part_size)
+    @cached_property
+    def order(self) -> BlockOrder:
+        return BlockOrder(self.prompts, self.options)
 
     def _write_given(self, block: int, key: mx.array, progress: BlockProgress) -> list[Text]:
         """Write answers to the next of the user's prompts, with other openings in each round."""
-        round_, part = self._round_and_part(block)
+        round_, part = self.order.round_and_part(block)
         openings = tuple(n + 3 * round_ for n in self.options.openings)
-        return self.converse(self.given_parts[part], openings, key, progress)
-
-    @cached_property
-    def given_parts(self) -> list[list[Conversation]]:
-        """The user's prompts, block by block of a round.
-
-        The held-out ones are those with the smallest digests, whatever the seed: runs that start
-        from each other's drafters, with as many of the same prompts in a block, hold out the same.
-        """
-        size, seed = self._part_size, self.options.seed
-        by_digest = sorted(self.prompts, key=_digest)
-        apart = size * -(-self.n_parts // HELD_OUT_EVERY)
-        held_out, others = by_digest[:apart], by_digest[apart:]
-        random.Random(seed).shuffle(held_out)
-        random.Random(seed).shuffle(others)
-        parts: list[list[Conversation]] = []
-        for at in range(0, len(others), _SORTED_BLOCKS * size):
-            span = others[at : at + _SORTED_BLOCKS * size]
-            span.sort(key=lambda conversation: sum(map(len, conversation.turns)))
-            sorted_ = [span[i : i + size] for i in range(0, len(span), size)]
-            random.Random(f"{seed} {at}").shuffle(sorted_)  # a short run has prompts of any length
-            parts += sorted_
-        for at in range(0, len(held_out), size):
-            parts.insert(at // size * HELD_OUT_EVERY, held_out[at : at + size])
-        return parts
+        return self.converse(self.order.parts[part], openings, key, progress)
 
     def _write_own(self, block: int, key: mx.array, progress: BlockProgress) -> list[Text]:
         """Write the target's own prompts, after the opening of its chat template, and answers."""
         opt = self.options
-        wanted, earlier = self._part_size, self._own_before(block)
+        wanted, earlier = self.order.part_size, self.order.own_before(block)
         kind = earlier + earlier // HELD_OUT_EVERY  # so that held-out blocks are of all kinds
         message = _SYSTEM_MESSAGES[kind // 8 % len(_SYSTEM_MESSAGES)]
         system = message if kind % 8 == 5 and self.takes_system else None
         start = Conversation((), system=system)
         for_prompts, for_answers, for_more = mx.random.split(key, 3)
-        if _in_share(kind, opt.starter_share):
+        if in_share(kind, opt.starter_share):
             starters = draw_starters(wanted * 5 // 4, f"{opt.seed} {block}")
             prefixes = [TurnPrefix(start, n, starter) for starter, n in starters.items()]
             temperature = opt.starter_temperature
@@ -296,17 +236,3 @@ class Writer:
         except BadInputError:
             return False
         return True
-
-
-def _digest(conversation: Conversation) -> bytes:
-    return hashlib.sha256(json.dumps(asdict(conversation)).encode()).digest()
-
-
-def _count_in_share(block: int, share: float) -> int:
-    """Return how many blocks before `block` belong to an evenly spread share of all blocks."""
-    return int(block * share + 1e-9)
-
-
-def _in_share(block: int, share: float) -> bool:
-    """Whether `block` belongs to that share."""
-    return _count_in_share(block + 1, share) > _count_in_share(block, share)

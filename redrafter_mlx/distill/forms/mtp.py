@@ -30,7 +30,8 @@ from redrafter_mlx.drafting.drafter_files import (
 )
 from redrafter_mlx.drafting.forms import find_form
 from redrafter_mlx.drafting.published.heads.mtp import MTP, MtpConfig, MtpDrafter, MtpNetwork
-from redrafter_mlx.drafting.recognition import holds_mtp, of_mtp_head
+from redrafter_mlx.drafting.recognition import holds_mtp
+from redrafter_mlx.drafting.tensor_names import of_mtp_head
 from redrafter_mlx.target_model.model import Target
 
 _CHOICES = "e_score_correction_bias"

@@ -19,7 +19,7 @@ from redrafter_mlx.distill.report.plots import ACCURACY, LOSS
 from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.runtime.words import count
 from redrafter_mlx.target_model.source import TargetSource
-from redrafter_mlx.weights.hub import card_front_matter, hub_repo
+from redrafter_mlx.weights.hub_card import card_front_matter, hub_repo
 from redrafter_mlx.weights.registry import REGISTRY
 
 CARD = "README.md"

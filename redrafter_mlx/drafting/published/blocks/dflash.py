@@ -29,7 +29,7 @@ from redrafter_mlx.drafting.published.blocks.config import other_readings, read_
 from redrafter_mlx.drafting.published.blocks.network import BlockNetwork
 from redrafter_mlx.drafting.published.blocks.rows import BlockRows
 from redrafter_mlx.drafting.published.network_config import of_network, read_vocabulary
-from redrafter_mlx.drafting.recognition import eagle_name
+from redrafter_mlx.drafting.tensor_names import eagle_name
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.adapter import find_head
 from redrafter_mlx.target_model.fingerprint import nbytes_of

@@ -27,15 +27,15 @@ from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter, shuf
 from redrafter_mlx.drafting.published.blocks.rows import embedding_scale
 from redrafter_mlx.drafting.published.heads.assistant_config import read_assistant
 from redrafter_mlx.drafting.published.heads.assistant_network import AssistantNetwork
-from redrafter_mlx.drafting.recognition import eagle_name
+from redrafter_mlx.drafting.tensor_names import eagle_name
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.adapter import with_node_positions
+from redrafter_mlx.target_model.committed import Committed
 from redrafter_mlx.target_model.compiled import CompiledGraphs
 from redrafter_mlx.target_model.fingerprint import nbytes_of
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.target_model.plans import Committed
 
 _ORDER = "masked_embedding.token_ordering"
 

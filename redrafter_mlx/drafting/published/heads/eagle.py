@@ -27,7 +27,7 @@ from redrafter_mlx.drafting.published.network_config import (
     read_vocabulary,
     rope_kind,
 )
-from redrafter_mlx.drafting.recognition import eagle_name
+from redrafter_mlx.drafting.tensor_names import eagle_name
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.model import Target
 

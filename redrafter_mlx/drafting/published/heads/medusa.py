@@ -31,8 +31,8 @@ from redrafter_mlx.drafting.drafter_files import (
     write_drafter,
 )
 from redrafter_mlx.drafting.level_drafter import HeadsDrafter, IndependentLevels, shuffled
-from redrafter_mlx.drafting.recognition import IN_MEDUSA_MODEL
 from redrafter_mlx.drafting.recurrent import ResidualBlock
+from redrafter_mlx.drafting.tensor_names import IN_MEDUSA_MODEL
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.adapter import find_head

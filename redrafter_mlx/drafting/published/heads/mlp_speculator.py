@@ -33,7 +33,7 @@ from redrafter_mlx.drafting.drafter_files import (
     write_drafter,
 )
 from redrafter_mlx.drafting.level_drafter import DraftLevels, HeadsDrafter, shuffled
-from redrafter_mlx.drafting.recognition import SPECULATOR_PREFIX
+from redrafter_mlx.drafting.tensor_names import SPECULATOR_PREFIX
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.fingerprint import nbytes_of

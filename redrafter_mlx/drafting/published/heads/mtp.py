@@ -45,7 +45,8 @@ from redrafter_mlx.drafting.published.heads.mtp_files import (
     with_stacked_experts,
 )
 from redrafter_mlx.drafting.published.network import share_weights
-from redrafter_mlx.drafting.recognition import OF_SPECULATORS, mtp_names
+from redrafter_mlx.drafting.recognition import OF_SPECULATORS
+from redrafter_mlx.drafting.tensor_names import mtp_names
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.adapter import find_backbone, layers_of
