@@ -17,9 +17,9 @@ from redrafter_mlx.bench.papers.protocols import PaperProtocol
 from redrafter_mlx.bench.papers.report import Difference, PaperResult, differences
 from redrafter_mlx.bench.session import Hooks, Outcome, run_session
 from redrafter_mlx.distill.report.metrics import METRICS, read_metrics
-from redrafter_mlx.drafting.host_drafters import LOOKUP
-from redrafter_mlx.drafting.installed import list_drafters
+from redrafter_mlx.drafting.files.installed import list_drafters
 from redrafter_mlx.drafting.names import AUTO, TRAINED
+from redrafter_mlx.drafting.untrained.host_drafters import LOOKUP
 from redrafter_mlx.errors import BadInputError, ModelNotFoundError
 from redrafter_mlx.runtime.launched import launched_rank
 from redrafter_mlx.runtime.ranges import parse_numbers, parse_words

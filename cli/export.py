@@ -28,7 +28,7 @@ def command(
     paper's form), medusa for Medusa's authors' code and text-generation-inference. What only we
     can read is refused.
     """
-    from redrafter_mlx.drafting.export import ExportFormat, export_drafter
+    from redrafter_mlx.drafting.files.export import ExportFormat, export_drafter
 
     check_choice("--format", form, ExportFormat)
     if not Path(folder).is_dir():

@@ -99,7 +99,7 @@ def drafters(name: Name, as_json: opt.Json = False) -> None:
     `pull` fetches one. Without --drafter, the first that is on this machine is used.
     """
     with progress_bars(f"looking for drafters of {name}") as progress:
-        from redrafter_mlx.drafting.installed import list_drafters
+        from redrafter_mlx.drafting.files.installed import list_drafters
         from redrafter_mlx.weights.known_drafters import head_in_original
 
         try:
@@ -173,7 +173,7 @@ def show(
 
 def _check_files(path: Path) -> None:
     """Raise RedrafterError unless the files are of a model or of a supported form of drafter."""
-    from redrafter_mlx.drafting.recognition import (
+    from redrafter_mlx.drafting.files.recognition import (
         form_of,
         holds_drafter,
         is_drafter,
@@ -204,7 +204,7 @@ def _fits(model: ModelStatus, machine: Machine) -> str:
 
 def _drafters(model: ModelStatus) -> str:
     """List the forms of a model's drafters, local ones first: `ReDrafter (here), EAGLE-3`."""
-    from redrafter_mlx.drafting.installed import list_drafters
+    from redrafter_mlx.drafting.files.installed import list_drafters
 
     try:
         listed = list_drafters(model.name)

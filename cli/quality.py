@@ -55,8 +55,8 @@ def command(
     chosen = asked.chosen()
     from redrafter_mlx.distill.evaluation.questions import answer_questions, quality_on
     from redrafter_mlx.distill.report.metrics import training_seconds
-    from redrafter_mlx.drafting.drafter_files import open_files
-    from redrafter_mlx.drafting.forms import DrafterFolder, find_form
+    from redrafter_mlx.drafting.files.drafter_files import open_files
+    from redrafter_mlx.drafting.files.forms import DrafterFolder, find_form
     from redrafter_mlx.engine.prompt import prompt_tokens
     from redrafter_mlx.loading.target import load_target
 

@@ -162,7 +162,7 @@ def command(
     from redrafter_mlx.cli.train_screen import run_training
     from redrafter_mlx.distill.options_file import make_job, read_options
     from redrafter_mlx.distill.recipes import flat, with_recipe
-    from redrafter_mlx.drafting.installed import drafter_folder
+    from redrafter_mlx.drafting.files.installed import drafter_folder
     from redrafter_mlx.weights.registry import DEFAULT_MODEL
 
     if output is not None and not output.strip():

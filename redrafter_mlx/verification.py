@@ -25,9 +25,9 @@ from redrafter_mlx.engine.prompt import Prompt
 from redrafter_mlx.response import StepResult
 from redrafter_mlx.runtime.device import dtype_name
 from redrafter_mlx.speculation.sampling import sequence_keys
+from redrafter_mlx.target_model.cache.packed_cache import Packing
+from redrafter_mlx.target_model.cache.plain import plain_caches
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.target_model.packed_cache import Packing
-from redrafter_mlx.target_model.plain_caches import plain_caches
 from redrafter_mlx.target_model.sequential import sequential_log_probs
 
 _WATCHED = 8

@@ -21,7 +21,7 @@ from redrafter_mlx.weights.registry import REGISTRY
 class KnownDrafter:
     """A drafter on the Hub.
 
-    form:    a `Form.name`, see drafting/forms.py
+    form:    a `Form.name`, see drafting/files/forms.py
     licence: None if unknown
     size:    of its weights in bytes, None if unknown
     embedding: bytes in it of the target's own embedding, which is not loaded

@@ -26,7 +26,7 @@ from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
-from redrafter_mlx.target_model.kv_cache import TreeCache
+from redrafter_mlx.target_model.cache.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
 
 SHAPES = (BeamShape(1, 1), BeamShape(1, 4), BeamShape(2, 4, 4), BeamShape(1, 8),

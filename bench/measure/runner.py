@@ -25,7 +25,7 @@ from redrafter_mlx.distributed.plain_batch import PlainBatch
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, EngineFailedError, MismatchError, out_of_memory
 from redrafter_mlx.response import StepResult
-from redrafter_mlx.target_model.plain_caches import plain_caches
+from redrafter_mlx.target_model.cache.plain import plain_caches
 
 Clock = Callable[[], float]
 

@@ -113,7 +113,7 @@ def _folders_of(model: str | None) -> list[LearningFolder]:
         return folders
     found = [folder for folder in folders if folder.model == model]
     if not found and folders:
-        from redrafter_mlx.drafting.installed import fingerprints_of
+        from redrafter_mlx.drafting.files.installed import fingerprints_of
 
         paths = [LearningFolder.of(fingerprint).path for fingerprint in fingerprints_of(model)]
         found = [folder for folder in folders if folder.path in paths]

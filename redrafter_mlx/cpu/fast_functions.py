@@ -89,7 +89,7 @@ def attention(
       [B, H, N, D']
     """
     B, H, N, _ = queries.shape
-    if isinstance(keys, tuple):  # quantised, see target_model/packed_cache.py
+    if isinstance(keys, tuple):  # quantised, see target_model/cache/packed_cache.py
         quantised: mx.array = base.scaled_dot_product_attention(
             queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
         )

@@ -14,7 +14,7 @@ from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.state import DecodeState, Drafts
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.response import StepResult
-from redrafter_mlx.target_model.cache_slots import SPARE_STEP, planned_capacity, round_up
+from redrafter_mlx.target_model.cache.slots import SPARE_STEP, planned_capacity, round_up
 
 Ended = list[tuple[Sequence, SequenceCache]]
 """Sequences that have left a batch, each with its cache, ready to be kept."""

@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from redrafter_mlx.drafting.continuation import Continuation
+from redrafter_mlx.drafting.untrained.continuation import Continuation
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.tree import TokenTree
 

@@ -19,7 +19,7 @@ import mlx.core as mx
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.decoding.proposal import Drafted, Proposal
 from redrafter_mlx.decoding.state import Drafts
-from redrafter_mlx.drafting.continuation import Continuation
+from redrafter_mlx.drafting.untrained.continuation import Continuation
 from redrafter_mlx.speculation.beams import Beams, join_beams, likelier_candidate
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam, pack_with_sources
 

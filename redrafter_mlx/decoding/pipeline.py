@@ -28,7 +28,7 @@ from redrafter_mlx.decoding.sequence_cache import SequenceSnapshot
 from redrafter_mlx.decoding.state import DecodeState, Drafts
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.response import StepResult
-from redrafter_mlx.target_model.cache_slots import CAPACITY_STEP, planned_capacity
+from redrafter_mlx.target_model.cache.slots import CAPACITY_STEP, planned_capacity
 
 _CLEAR_EVERY = 256
 """Number of steps after which unused memory is returned to the system, as in mlx-lm's loop."""

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.decoding.sequence import Sequence
-from redrafter_mlx.drafting.continuation import Continuation
+from redrafter_mlx.drafting.untrained.continuation import Continuation
 from redrafter_mlx.response import StepResult
 
 _MAX_BESIDE = 2

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from redrafter_mlx.decoding.constraint import Constraint, with_forced
-from redrafter_mlx.drafting.continuation import Continuation, ContinuationSource
+from redrafter_mlx.drafting.untrained.continuation import Continuation, ContinuationSource
 from redrafter_mlx.response import StepResult
 
 

@@ -10,10 +10,10 @@ import mlx.core as mx
 
 from redrafter_mlx.decoding.checkpoints import Checkpoint, merged
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
-from redrafter_mlx.target_model.cache_slots import concatenate_padded
-from redrafter_mlx.target_model.kv_cache import Snapshot, TreeCache
-from redrafter_mlx.target_model.layer_cache import LayerBuffers
-from redrafter_mlx.target_model.plans import MAX_EXCESS
+from redrafter_mlx.target_model.cache.kv_cache import Snapshot, TreeCache
+from redrafter_mlx.target_model.cache.layer_cache import LayerBuffers
+from redrafter_mlx.target_model.cache.plans import MAX_EXCESS
+from redrafter_mlx.target_model.cache.slots import concatenate_padded
 from redrafter_mlx.target_model.recurrent.state_cache import States
 
 Arrays: TypeAlias = "tuple[Arrays | mx.array | None, ...]"

@@ -29,8 +29,8 @@ from redrafter_mlx.decoding.proposal import Drafted
 from redrafter_mlx.decoding.report import Report, report_of
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.state import DecodeState, Drafts
-from redrafter_mlx.drafting.continuation import ContinuationSource, HostDrafter
 from redrafter_mlx.drafting.interface import Drafter, Features, Seen
+from redrafter_mlx.drafting.untrained.continuation import ContinuationSource, HostDrafter
 from redrafter_mlx.speculation.accept import Acceptance
 from redrafter_mlx.speculation.penalties import first_past
 from redrafter_mlx.speculation.sampling import shared_draws

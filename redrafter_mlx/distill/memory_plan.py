@@ -10,8 +10,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from redrafter_mlx.distill.corpus.generation import row_bytes
 from redrafter_mlx.distill.corpus.hidden_states import host_size
+from redrafter_mlx.distill.corpus.writing.generation import row_bytes
 from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.errors import BadInputError

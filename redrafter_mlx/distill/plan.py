@@ -10,7 +10,7 @@ from redrafter_mlx.distill.corpus.folder import CorpusJob
 from redrafter_mlx.distill.corpus.prompts.given_texts import Given, corpus_key, read_given
 from redrafter_mlx.distill.corpus.reader import Reader
 from redrafter_mlx.distill.corpus.stored import corpora_folder
-from redrafter_mlx.distill.corpus.writer import Writer
+from redrafter_mlx.distill.corpus.writing.writer import Writer
 from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.forms.registry import recipe_for
 from redrafter_mlx.distill.job import TrainingJob

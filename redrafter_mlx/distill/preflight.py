@@ -7,14 +7,14 @@ from pathlib import Path
 
 from redrafter_mlx.distill.corpus.reader import Reader
 from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY
-from redrafter_mlx.distill.corpus.writer import Writer
+from redrafter_mlx.distill.corpus.writing.writer import Writer
 from redrafter_mlx.distill.hours import HOURS
 from redrafter_mlx.distill.options_file import OPTIONS
 from redrafter_mlx.distill.report.card import CARD
 from redrafter_mlx.distill.report.metrics import METRICS
 from redrafter_mlx.distill.report.plots import ACCURACY, LOSS
 from redrafter_mlx.distill.training.checkpoint import CHECKPOINT
-from redrafter_mlx.drafting.recognition import CONFIG
+from redrafter_mlx.drafting.files.recognition import CONFIG
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.atomic_write import remove_abandoned
 from redrafter_mlx.runtime.paths import check_writable, existing_part

@@ -12,7 +12,7 @@ from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.examples import Examples, count_tokens
 from redrafter_mlx.distill.corpus.filters import EXCLUDED
 from redrafter_mlx.distill.corpus.folder import MORE_EMPTY, CorpusGauge, CorpusGoal, CorpusSize
-from redrafter_mlx.distill.corpus.workers import write_corpus
+from redrafter_mlx.distill.corpus.writing.workers import write_corpus
 from redrafter_mlx.distill.corpus.written import WrittenCorpus
 from redrafter_mlx.distill.evaluation.speed import MeasuredRow, measure_speed
 from redrafter_mlx.distill.job import TrainingJob
@@ -23,7 +23,7 @@ from redrafter_mlx.distill.report.metrics import MetricsLog, best_quality, train
 from redrafter_mlx.distill.report.plots import draw_plots
 from redrafter_mlx.distill.sizes import check_disk
 from redrafter_mlx.distill.training.trainer import Event, Trainer
-from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.atomic_write import atomic_write

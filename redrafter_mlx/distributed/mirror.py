@@ -23,10 +23,10 @@ from redrafter_mlx.distributed.plain_batch import PlainBatch
 from redrafter_mlx.distributed.sharding import Sharing
 from redrafter_mlx.errors import MismatchError
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target_model.kv_cache import Snapshot, TreeCache
+from redrafter_mlx.target_model.cache.kv_cache import Snapshot, TreeCache
+from redrafter_mlx.target_model.cache.packed_cache import Packing
+from redrafter_mlx.target_model.cache.plain import are_quantised
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.target_model.packed_cache import Packing
-from redrafter_mlx.target_model.plain_caches import are_quantised
 from redrafter_mlx.target_model.recurrent.state_cache import Recurrences, States
 
 

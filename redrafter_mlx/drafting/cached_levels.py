@@ -17,7 +17,7 @@ from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.constants import iota
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
-from redrafter_mlx.target_model.kv_cache import TreeCache
+from redrafter_mlx.target_model.cache.kv_cache import TreeCache
 
 Held: TypeAlias = "tuple[tuple[mx.array, ...], ...]"
 """Of each layer, keys and values [B, K, T, head size], or recurrent states."""

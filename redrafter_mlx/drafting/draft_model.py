@@ -22,8 +22,8 @@ from redrafter_mlx.errors import MismatchError
 from redrafter_mlx.speculation.constants import iota
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.speculation.tree import TokenTree
+from redrafter_mlx.target_model.cache.kv_cache import TreeCache
 from redrafter_mlx.target_model.fingerprint import nbytes_of, shapes_hash
-from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
 
 

@@ -23,7 +23,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from redrafter_mlx.drafting.host_drafters import HOST_DRAFTERS
+from redrafter_mlx.drafting.untrained.host_drafters import HOST_DRAFTERS
 from redrafter_mlx.errors import BadInputError
 
 AUTO, NONE, TRAINED, MTP, SUCCESSORS = "auto", "none", "trained", "mtp", "successors"

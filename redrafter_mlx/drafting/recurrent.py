@@ -13,8 +13,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.drafting import recognition
-from redrafter_mlx.drafting.drafter_files import (
+from redrafter_mlx.drafting.files import recognition
+from redrafter_mlx.drafting.files.drafter_files import (
     DrafterFiles,
     Form,
     check_pair,

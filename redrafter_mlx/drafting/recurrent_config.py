@@ -14,7 +14,7 @@ from redrafter_mlx.config import (
     refuse_unknown_keys,
     shown,
 )
-from redrafter_mlx.drafting.recognition import CONFIG, read_drafter_config
+from redrafter_mlx.drafting.files.recognition import CONFIG, read_drafter_config
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 
 Head = Literal["own", "tied"]

@@ -8,8 +8,8 @@ from types import NoneType
 
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.decoding.step import Decoder
-from redrafter_mlx.drafting.continuation import HostDrafter
 from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.drafting.untrained.continuation import HostDrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.speculation.tree import Pack, pack_beam

@@ -12,12 +12,12 @@ from transformers import PreTrainedTokenizerBase
 
 from redrafter_mlx.config import GenerationOptions, check_quantize
 from redrafter_mlx.decoding.constraint import Constraint
-from redrafter_mlx.drafting.continuation import HostDrafter
 from redrafter_mlx.drafting.draft_model import DraftModel
-from redrafter_mlx.drafting.forms import DrafterFolder
-from redrafter_mlx.drafting.host_drafters import host_drafters
+from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.drafting.names import parse
+from redrafter_mlx.drafting.untrained.continuation import HostDrafter
+from redrafter_mlx.drafting.untrained.host_drafters import host_drafters
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.prompt import Prompt
 from redrafter_mlx.errors import BadInputError

@@ -14,9 +14,9 @@ from redrafter_mlx.engine.pool import MemoryPool
 from redrafter_mlx.engine.request import Request
 from redrafter_mlx.errors import BadInputError, BusyError
 from redrafter_mlx.runtime.device import memory_limit
-from redrafter_mlx.target_model.cache_slots import planned_capacity
+from redrafter_mlx.target_model.cache.kv_cache import TreeCache
+from redrafter_mlx.target_model.cache.slots import planned_capacity
 from redrafter_mlx.target_model.fingerprint import nbytes_of
-from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
 
 _EXPECTED = 256

@@ -10,8 +10,8 @@ from redrafter_mlx.decoding.prefix_cache import PrefixCache, common_prefix
 from redrafter_mlx.decoding.prefix_store import PrefixStore, StoredPrefix
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.text_store import TextStore
-from redrafter_mlx.drafting.continuation import HostDrafter, KeepsEarlier
 from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.drafting.untrained.continuation import HostDrafter, KeepsEarlier
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.request import Answer
 from redrafter_mlx.errors import DrafterError

@@ -17,8 +17,8 @@ from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.decoding.text import AnswerText, TokenText
 from redrafter_mlx.distributed.mirror import Mirror, target_of
 from redrafter_mlx.drafting.checked import bound
-from redrafter_mlx.drafting.continuation import HostDrafter
 from redrafter_mlx.drafting.interface import Bindable
+from redrafter_mlx.drafting.untrained.continuation import HostDrafter
 from redrafter_mlx.engine.choices import Choices
 from redrafter_mlx.engine.core import EngineCore, EngineStatus
 from redrafter_mlx.engine.exactness import check_once

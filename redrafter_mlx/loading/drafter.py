@@ -17,9 +17,11 @@ from redrafter_mlx.config import check_drafter_bits
 from redrafter_mlx.drafting.checked import bound, check_drafter
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.draft_model import DraftModel
-from redrafter_mlx.drafting.drafter_files import open_files
-from redrafter_mlx.drafting.forms import FORMS, DrafterFolder, find_form
-from redrafter_mlx.drafting.installed import find_drafters
+from redrafter_mlx.drafting.files.drafter_files import open_files
+from redrafter_mlx.drafting.files.forms import FORMS, DrafterFolder, find_form
+from redrafter_mlx.drafting.files.installed import find_drafters
+from redrafter_mlx.drafting.files.recognition import holds_drafter, holds_mtp
+from redrafter_mlx.drafting.files.tensor_names import of_mtp_head
 from redrafter_mlx.drafting.interface import Bindable, Drafter
 from redrafter_mlx.drafting.names import (
     MTP,
@@ -30,10 +32,8 @@ from redrafter_mlx.drafting.names import (
     model_with_head,
 )
 from redrafter_mlx.drafting.published.pard import MASK_KEY, Pard
-from redrafter_mlx.drafting.recognition import holds_drafter, holds_mtp
 from redrafter_mlx.drafting.static_trees import find_tree
-from redrafter_mlx.drafting.successors import OwnSuccessors
-from redrafter_mlx.drafting.tensor_names import of_mtp_head
+from redrafter_mlx.drafting.untrained.successors import OwnSuccessors
 from redrafter_mlx.errors import (
     BadInputError,
     DamagedFileError,

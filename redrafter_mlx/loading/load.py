@@ -10,10 +10,10 @@ from redrafter_mlx.config import DType
 from redrafter_mlx.distributed.facts import facts_of
 from redrafter_mlx.distributed.follower import follow
 from redrafter_mlx.distributed.group import join_ranks
-from redrafter_mlx.drafting.host_drafters import host_drafters
 from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.drafting.names import AUTO, parse
-from redrafter_mlx.drafting.successors import OwnSuccessors, table_of
+from redrafter_mlx.drafting.untrained.host_drafters import host_drafters
+from redrafter_mlx.drafting.untrained.successors import OwnSuccessors, table_of
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.thread import EngineThread

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlx_lm.utils import _get_classes
 
-from redrafter_mlx.drafting.recognition import check_form
+from redrafter_mlx.drafting.files.recognition import check_form
 from redrafter_mlx.errors import ModelNotFoundError, UnsupportedModelError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.target_model.model import Target

@@ -16,7 +16,7 @@ import mlx.nn as nn
 
 from redrafter_mlx.cpu.door import fast_class
 from redrafter_mlx.errors import UnsupportedModelError
-from redrafter_mlx.target_model.layer_cache import AttentionCache
+from redrafter_mlx.target_model.cache.layer_cache import AttentionCache
 from redrafter_mlx.target_model.linear import LinearView
 from redrafter_mlx.target_model.recurrent.mixers import Mixers
 from redrafter_mlx.target_model.rotary import Rotations

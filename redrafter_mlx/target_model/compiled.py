@@ -17,10 +17,10 @@ from typing import Generic, ParamSpec, TypeAlias, TypeVar
 
 import mlx.core as mx
 
-from redrafter_mlx.target_model.kv_cache import TreeCache
-from redrafter_mlx.target_model.layer_cache import LayerBuffers
+from redrafter_mlx.target_model.cache.kv_cache import TreeCache
+from redrafter_mlx.target_model.cache.layer_cache import LayerBuffers
+from redrafter_mlx.target_model.cache.plans import PlanArrays, PlanSizes, TreePlan
 from redrafter_mlx.target_model.linear import LinearView, prepare
-from redrafter_mlx.target_model.plans import PlanArrays, PlanSizes, TreePlan
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -39,10 +39,10 @@ from redrafter_mlx.target_model.adapter import (
     with_node_positions,
     without_head,
 )
-from redrafter_mlx.target_model.cache_forms import check_cache, with_caches_of
+from redrafter_mlx.target_model.cache.forms import check_cache, with_caches_of
+from redrafter_mlx.target_model.cache.kv_cache import TreeCache
+from redrafter_mlx.target_model.cache.packed_cache import Packing
 from redrafter_mlx.target_model.compiled import TreeCall
-from redrafter_mlx.target_model.kv_cache import TreeCache
-from redrafter_mlx.target_model.packed_cache import Packing
 from redrafter_mlx.target_model.probe import packing_of, probe
 from redrafter_mlx.target_model.recurrent.mixers import Mixers
 from redrafter_mlx.target_model.row_masks import (

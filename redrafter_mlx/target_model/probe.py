@@ -13,9 +13,9 @@ from mlx_lm.models.cache import make_prompt_cache
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.target_model.adapter import FAILURES, failing, unsupported
-from redrafter_mlx.target_model.cache_forms import CacheForm, with_caches_of
-from redrafter_mlx.target_model.kv_cache import TreeCache
-from redrafter_mlx.target_model.packed_cache import (
+from redrafter_mlx.target_model.cache.forms import CacheForm, with_caches_of
+from redrafter_mlx.target_model.cache.kv_cache import TreeCache
+from redrafter_mlx.target_model.cache.packed_cache import (
     IN_ATTENTION,
     Packing,
     group_of,

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from redrafter_mlx.target_model.kv_cache import TreeCache
-from redrafter_mlx.target_model.plans import SlotPlan, TreePlan
+from redrafter_mlx.target_model.cache.kv_cache import TreeCache
+from redrafter_mlx.target_model.cache.plans import SlotPlan, TreePlan
 from redrafter_mlx.target_model.recurrent.interface import TreeNodes
 
 _ROWS = 1009

@@ -6,8 +6,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from redrafter_mlx.speculation.sampling import log_softmax
-from redrafter_mlx.target_model.packed_cache import Packing
-from redrafter_mlx.target_model.plain_caches import plain_caches
+from redrafter_mlx.target_model.cache.packed_cache import Packing
+from redrafter_mlx.target_model.cache.plain import plain_caches
 
 CHUNK = 2048
 """Number of prompt tokens in one call, as in mlx-lm's loop. Of these calls only the cache is

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.drafting.continuation import Kind
+from redrafter_mlx.drafting.untrained.continuation import Kind
 from redrafter_mlx.response import StepResult
 
 Array = NDArray[np.float64]

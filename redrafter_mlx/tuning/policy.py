@@ -25,7 +25,7 @@ from redrafter_mlx.config import MAX_BEAM_LENGTH, PLAIN, BeamShape
 from redrafter_mlx.decoding.prefix_cache import common_prefix
 from redrafter_mlx.decoding.proposal import Drafted, Proposal
 from redrafter_mlx.decoding.sequence import Sequence
-from redrafter_mlx.drafting.continuation import Continuation
+from redrafter_mlx.drafting.untrained.continuation import Continuation
 from redrafter_mlx.response import StepResult
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
 from redrafter_mlx.tuning.corrections import Corrections, kind_of

@@ -24,7 +24,7 @@ from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
-from redrafter_mlx.target_model.kv_cache import TreeCache
+from redrafter_mlx.target_model.cache.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.tuning.cost import FEW_ROWS, TIMED_STEPS
 from redrafter_mlx.tuning.timings import (

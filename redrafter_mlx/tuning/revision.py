@@ -10,7 +10,7 @@ from itertools import zip_longest
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.decoding.proposal import Proposal
-from redrafter_mlx.drafting.continuation import Continuation
+from redrafter_mlx.drafting.untrained.continuation import Continuation
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ from redrafter_mlx.bench.options import BenchOptions, Loading
 from redrafter_mlx.bench.session import Hooks
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.drafting.names import parse
-from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.recurrent import save_drafter
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.errors import BadInputError

@@ -20,7 +20,7 @@ from screens import FakeToken, Screen
 from redrafter_mlx.cli import doctor, generate, main, options
 from redrafter_mlx.cli.terminal import Terminal, one_line, sanitise, statistics_line
 from redrafter_mlx.config import PLAIN, GenerationOptions
-from redrafter_mlx.drafting.installed import ListedDrafter
+from redrafter_mlx.drafting.files.installed import ListedDrafter
 from redrafter_mlx.errors import DamagedFileError, DownloadError
 from redrafter_mlx.response import Completion
 from redrafter_mlx.runtime.words import count
@@ -419,7 +419,7 @@ def test_drafters_below_the_home_folder_are_shown_so(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     mine = ListedDrafter(f"{tmp_path}/mine", "Medusa", None, None, tmp_path / "mine")
-    monkeypatch.setattr("redrafter_mlx.drafting.installed.list_drafters", lambda *_: [mine])
+    monkeypatch.setattr("redrafter_mlx.drafting.files.installed.list_drafters", lambda *_: [mine])
     assert main.run(["drafters", "org/model"]) == 0
     assert "~/mine " in capsys.readouterr().out
 

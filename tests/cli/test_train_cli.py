@@ -56,7 +56,7 @@ from redrafter_mlx.distill.training.checkpoint import (
 )
 from redrafter_mlx.distill.training.loop import Step
 from redrafter_mlx.distributed.group import Ranks
-from redrafter_mlx.drafting.installed import drafter_folder
+from redrafter_mlx.drafting.files.installed import drafter_folder
 from redrafter_mlx.drafting.recurrent_config import read_config
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading.load import load

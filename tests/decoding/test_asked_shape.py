@@ -10,10 +10,10 @@ from simulated import cliff, timings
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter
 
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
-from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Bindable
-from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.recurrent import save_drafter
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.tuning.store import Record
 from redrafter_mlx.tuning.timings import Setup, Timings

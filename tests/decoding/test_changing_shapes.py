@@ -18,11 +18,11 @@ from redrafter_mlx.decoding.proposal import Drafted, Proposal
 from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Drafter
-from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.sampling import sequence_keys
-from redrafter_mlx.target_model import cache_slots
+from redrafter_mlx.target_model.cache import slots as cache_slots
 from redrafter_mlx.target_model.model import Target
 
 GREEDY = SamplingParams()
@@ -155,7 +155,7 @@ def test_the_targets_joint_distribution_is_kept(
 ) -> None:
     """Three tokens after a prompt over a vocabulary of 5, another shape at each step."""
     monkeypatch.setitem(cache_slots.EXTENT_STEPS, "cpu", 4)
-    monkeypatch.setattr("redrafter_mlx.target_model.cache_slots.CAPACITY_STEP", 16)
+    monkeypatch.setattr("redrafter_mlx.target_model.cache.slots.CAPACITY_STEP", 16)
     params = SamplingParams(1.0, accept=accept)
     _, target = tiny_target()
     drafter = random_drafter(vocab_size=V).bind(target)

@@ -21,8 +21,8 @@ from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.constraint import Constraint, allowed_tokens, constrained
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
-from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.response import StepResult

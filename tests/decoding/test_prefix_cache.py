@@ -20,8 +20,8 @@ from redrafter_mlx.drafting.interface import Features, Memory, Seen
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.sampling import sequence_keys
-from redrafter_mlx.target_model.cache_slots import planned_capacity
-from redrafter_mlx.target_model.kv_cache import TreeCache
+from redrafter_mlx.target_model.cache.kv_cache import TreeCache
+from redrafter_mlx.target_model.cache.slots import planned_capacity
 from redrafter_mlx.target_model.model import Target
 
 

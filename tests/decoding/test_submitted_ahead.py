@@ -19,10 +19,10 @@ from redrafter_mlx.decoding.proposal import FixedPolicy, Proposal
 from redrafter_mlx.decoding.report import Report
 from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.decoding.step import Decoder
-from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
+from redrafter_mlx.drafting.untrained.ngram import Lookup, NgramIndex
 from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.sampling import sequence_keys
-from redrafter_mlx.target_model.cache_slots import CAPACITY_STEP
+from redrafter_mlx.target_model.cache.slots import CAPACITY_STEP
 
 
 class Waiting(FixedPolicy):

@@ -17,8 +17,8 @@ import pytest
 
 from redrafter_mlx.decoding.prefix_store import stored_files
 from redrafter_mlx.decoding.text_store import TextStore
-from redrafter_mlx.drafting.continuation import EarlierState
-from redrafter_mlx.drafting.earlier import EarlierTexts
+from redrafter_mlx.drafting.untrained.continuation import EarlierState
+from redrafter_mlx.drafting.untrained.earlier import EarlierTexts
 from redrafter_mlx.errors import BadInputError
 
 TEXTS = [[1, 2, 3, 4], [5], [(7 * i + 3) % 256 for i in range(600)]]
@@ -150,7 +150,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_whole_texts(tmp_path: P
         "import sys\n"
         "from pathlib import Path\n"
         "from redrafter_mlx.decoding.text_store import TextStore\n"
-        "from redrafter_mlx.drafting.continuation import EarlierState\n"
+        "from redrafter_mlx.drafting.untrained.continuation import EarlierState\n"
         "store, n = TextStore(Path(sys.argv[1]), 10**9, 'model', 258), 0\n"
         "while True:\n"
         "    store.save(EarlierState([[n % 258] * 200_000], [(1.0, 2.0)]))\n"

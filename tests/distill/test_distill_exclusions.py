@@ -10,12 +10,12 @@ import mlx.core as mx
 import pytest
 from tiny import byte_model, byte_tokenizer, random_model
 
-from redrafter_mlx.distill.corpus.block_progress import BlockProgress
 from redrafter_mlx.distill.corpus.filters import EXCLUDED, Exclusions
 from redrafter_mlx.distill.corpus.prompts import user_turns
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation, read_conversations
 from redrafter_mlx.distill.corpus.prompts.given_texts import read_given
-from redrafter_mlx.distill.corpus.writer import Writer
+from redrafter_mlx.distill.corpus.writing.block_progress import BlockProgress
+from redrafter_mlx.distill.corpus.writing.writer import Writer
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.errors import BadInputError

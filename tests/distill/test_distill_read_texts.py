@@ -15,11 +15,11 @@ from train_runs import refuse_system_messages
 
 from redrafter_mlx.distill.corpus.examples import lay_out
 from redrafter_mlx.distill.corpus.extras import Extras
-from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.hidden_states import teacher_forced_states
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import Shard, Text, load_shard, save_shard
+from redrafter_mlx.distill.corpus.writing.generation import write_answers
 from redrafter_mlx.target_model.model import Target
 
 HEAD = [90, 91, 92]

@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 from tiny import random_drafter, random_model
 
 from redrafter_mlx.distill.corpus.examples import lay_out
-from redrafter_mlx.distill.corpus.generation import write_answers
+from redrafter_mlx.distill.corpus.writing.generation import write_answers
 from redrafter_mlx.distill.forms.fresh_weights import scale_recurrent
 from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe
 from redrafter_mlx.distill.options import TrainOptions

@@ -12,11 +12,11 @@ from tiny import byte_model, byte_tokenizer, random_model
 
 from redrafter_mlx.distill.corpus.examples import lay_out
 from redrafter_mlx.distill.corpus.extras import Extras
-from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.reader import Reader
 from redrafter_mlx.distill.corpus.shards import Shard, save_shard
-from redrafter_mlx.distill.corpus.writer import Writer
+from redrafter_mlx.distill.corpus.writing.generation import write_answers
+from redrafter_mlx.distill.corpus.writing.writer import Writer
 from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.target_model.model import Target

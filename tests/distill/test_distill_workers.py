@@ -17,12 +17,12 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from train_runs import save_folder
 from waiting import DEADLINE, wait_for
 
-from redrafter_mlx.distill.corpus import workers
 from redrafter_mlx.distill.corpus.folder import CorpusGoal, CorpusJob, CorpusSize
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.reader import Reader
-from redrafter_mlx.distill.corpus.workers import write_corpus
-from redrafter_mlx.distill.corpus.writer import Writer
+from redrafter_mlx.distill.corpus.writing import workers
+from redrafter_mlx.distill.corpus.writing.workers import write_corpus
+from redrafter_mlx.distill.corpus.writing.writer import Writer
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.errors import RedrafterError
@@ -35,7 +35,7 @@ import sys
 from pathlib import Path
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.corpus.folder import CorpusGoal, CorpusJob
-from redrafter_mlx.distill.corpus.workers import write_corpus
+from redrafter_mlx.distill.corpus.writing.workers import write_corpus
 
 class Job(CorpusJob):
     def __reduce__(self):
@@ -65,7 +65,7 @@ GOAL = CorpusGoal(answer_tokens=250, max_bytes=10**9)
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CorpusJob:
     """A corpus of small blocks, to be written with a tiny model."""
-    monkeypatch.setattr("redrafter_mlx.distill.corpus.workers.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("redrafter_mlx.distill.corpus.writing.workers.POLL_SECONDS", 0.05)
     model = save_folder(tmp_path / "model")
     prompts = tuple(Conversation((f"Question {i}?",)) for i in range(24))
     writing = WritingOptions(own_share=0.0, batch=6, openings=(0,), max_answer_tokens=12)

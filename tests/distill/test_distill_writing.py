@@ -24,25 +24,25 @@ from tiny import (
 from train_runs import refuse_system_messages
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus import generation, read_prompts
 from redrafter_mlx.distill.corpus import reader as reader_module
-from redrafter_mlx.distill.corpus.block_progress import BlockProgress
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.filters import NOTHING, loop_start
 from redrafter_mlx.distill.corpus.folder import CorpusGoal, CorpusSize
-from redrafter_mlx.distill.corpus.generation import (
-    Written,
-    row_bytes,
-    write_answers,
-    write_turns,
-)
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation, read_conversations
 from redrafter_mlx.distill.corpus.prompts.given_texts import Given, corpus_key
 from redrafter_mlx.distill.corpus.prompts.prompt_starters import PROMPT_STARTERS, draw_starters
 from redrafter_mlx.distill.corpus.prompts.user_turns import TurnPrefix, UserTurns
 from redrafter_mlx.distill.corpus.reader import Reader, continuations
 from redrafter_mlx.distill.corpus.shards import Shard, Text, load_shard, save_shard, summarise_shard
-from redrafter_mlx.distill.corpus.writer import Writer
+from redrafter_mlx.distill.corpus.writing import generation, read_prompts
+from redrafter_mlx.distill.corpus.writing.block_progress import BlockProgress
+from redrafter_mlx.distill.corpus.writing.generation import (
+    Written,
+    row_bytes,
+    write_answers,
+    write_turns,
+)
+from redrafter_mlx.distill.corpus.writing.writer import Writer
 from redrafter_mlx.distill.evaluation.acceptance import simulate_steps
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import OPENINGS, Labels, TrainOptions, WritingOptions
@@ -460,7 +460,7 @@ def test_a_later_turn_follows_the_whole_answer_before_it(
             return [Written([*p, *opening, end], answer[:0], states, True, states) for p in prompts]
         return [Written([*p, *opening], answer, states, True, states[:1]) for p in prompts]
 
-    monkeypatch.setattr("redrafter_mlx.distill.corpus.writer.write_answers", answered)
+    monkeypatch.setattr("redrafter_mlx.distill.corpus.writing.writer.write_answers", answered)
     given = [Conversation(("first", "second"))]
     writer = Writer(Target(model), tokenizer, given, options(own_share=0.0, openings=(1,)))
     shown: list[list[dict[str, str]]] = []

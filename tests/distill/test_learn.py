@@ -23,8 +23,8 @@ from mlx.utils import tree_map
 from tiny import byte_model, byte_tokenizer, tiny_source
 from waiting import wait_for
 
-from redrafter_mlx.distill.corpus import writer
 from redrafter_mlx.distill.corpus.prompts import user_turns
+from redrafter_mlx.distill.corpus.writing import writer
 from redrafter_mlx.distill.drafter_forms import FORMS, DrafterForm
 from redrafter_mlx.distill.forms.registry import recipe_for, recipe_of_folder
 from redrafter_mlx.distill.learn import judging
@@ -34,7 +34,7 @@ from redrafter_mlx.distill.learn.run import LearnOptions, drafter_in_use, learn
 from redrafter_mlx.distill.learn.texts import interleaved, split, up_to
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.training.learner import Learner
-from redrafter_mlx.drafting.installed import own_shelf
+from redrafter_mlx.drafting.files.installed import own_shelf
 from redrafter_mlx.drafting.names import parse
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.learning.kept_texts import KeptText, TextStore

@@ -12,7 +12,7 @@ import pytest
 from macs import mac
 from tiny import random_model
 
-from redrafter_mlx.distill.corpus.generation import row_bytes, write_answers
+from redrafter_mlx.distill.corpus.writing.generation import row_bytes, write_answers
 from redrafter_mlx.distill.drafter_forms import RecurrentForm
 from redrafter_mlx.distill.forms.registry import recipe_for
 from redrafter_mlx.distill.job import TrainingJob

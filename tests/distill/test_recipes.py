@@ -15,7 +15,7 @@ from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.options_file import make_job, read_options, to_toml
 from redrafter_mlx.distill.recipes import with_recipe
 from redrafter_mlx.distill.training.learner import drafter_optimizer
-from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.drafting.recurrent_config import read_config
 from redrafter_mlx.errors import BadInputError

@@ -35,7 +35,7 @@ from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.forms.registry import recipe_for
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.training.trainer import Evaluation, Trainer
-from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.drafting.level_drafter import LevelDrafter, MemorylessDrafter
 from redrafter_mlx.drafting.published.heads.medusa import MedusaDrafter
 from redrafter_mlx.errors import MismatchError

@@ -18,7 +18,7 @@ from tiny import HIDDEN, VOCAB, load_drafter, random_drafter, random_model, tiny
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
-from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.drafting.recurrent import RecurrentDrafter, save_drafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.speculation.sampling import sequence_keys

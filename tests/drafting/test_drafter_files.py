@@ -14,9 +14,9 @@ from mlx_lm.utils import save_model
 from tiny import random_drafter, random_model
 from torch_files import write_torch_file
 
-from redrafter_mlx.drafting.drafter_files import DrafterFiles, fill, open_files
-from redrafter_mlx.drafting.forms import DrafterFolder, find_form
-from redrafter_mlx.drafting.recognition import holds_drafter
+from redrafter_mlx.drafting.files.drafter_files import DrafterFiles, fill, open_files
+from redrafter_mlx.drafting.files.forms import DrafterFolder, find_form
+from redrafter_mlx.drafting.files.recognition import holds_drafter
 from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError, UnsupportedModelError
 from redrafter_mlx.target_model.model import Target

@@ -11,9 +11,9 @@ import pytest
 from tiny import byte_model, byte_tokenizer, random_drafter
 
 from redrafter_mlx.decoding.sequence import Sequence
-from redrafter_mlx.drafting.continuation import HostDrafter
-from redrafter_mlx.drafting.earlier import EarlierTexts
-from redrafter_mlx.drafting.ngram import Lookup
+from redrafter_mlx.drafting.untrained.continuation import HostDrafter
+from redrafter_mlx.drafting.untrained.earlier import EarlierTexts
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 
 QUESTION = [*b"why is the sky blue?"]

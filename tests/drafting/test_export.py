@@ -12,9 +12,9 @@ from mlx.utils import tree_flatten
 from tiny import HIDDEN, VOCAB, byte_model, load_drafter, random_drafter, random_model
 
 from redrafter_mlx.cli import main
-from redrafter_mlx.drafting.drafter_files import open_files, parameters_of
-from redrafter_mlx.drafting.export import ExportFormat, export_drafter
-from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.files.drafter_files import open_files, parameters_of
+from redrafter_mlx.drafting.files.export import ExportFormat, export_drafter
+from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.drafting.published.heads.medusa import MedusaConfig, MedusaNetwork, save_medusa
 from redrafter_mlx.drafting.published.heads.mlp_speculator import (
     SpeculatorConfig,

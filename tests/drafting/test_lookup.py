@@ -18,9 +18,9 @@ from redrafter_mlx.decoding.host_drafts import continuation_beams, continuation_
 from redrafter_mlx.decoding.proposal import Drafted, FixedPolicy
 from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.decoding.step import Decoder
-from redrafter_mlx.drafting.continuation import Continuation
 from redrafter_mlx.drafting.interface import Drafter
-from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
+from redrafter_mlx.drafting.untrained.continuation import Continuation
+from redrafter_mlx.drafting.untrained.ngram import Lookup, NgramIndex
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.target_model.model import Target

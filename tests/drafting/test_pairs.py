@@ -14,15 +14,15 @@ from tiny import byte_model, byte_tokenizer, random_drafter, random_model
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.draft_model import DraftModel
-from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
-from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.published.heads.medusa import MedusaConfig, MedusaDrafter, MedusaNetwork
 from redrafter_mlx.drafting.published.heads.mlp_speculator import (
     SpeculatorConfig,
     SpeculatorDrafter,
     SpeculatorNetwork,
 )
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.target_model.model import Target

@@ -16,8 +16,8 @@ from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.host_drafts import continuation_tree
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
-from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.target_model.model import Target

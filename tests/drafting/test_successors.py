@@ -18,8 +18,8 @@ from tiny import VOCAB, byte_model, byte_tokenizer, plain_tokens, random_model
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Seen
-from redrafter_mlx.drafting.ngram import Lookup
-from redrafter_mlx.drafting.successors import (
+from redrafter_mlx.drafting.untrained.ngram import Lookup
+from redrafter_mlx.drafting.untrained.successors import (
     OwnSuccessors,
     Successors,
     SuccessorTable,

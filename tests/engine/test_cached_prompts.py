@@ -13,7 +13,7 @@ import pytest
 from redrafter_mlx.cli import main
 from redrafter_mlx.decoding.prefix_store import PrefixStore, StoredPrefix
 from redrafter_mlx.decoding.text_store import TextStore
-from redrafter_mlx.drafting.continuation import EarlierState
+from redrafter_mlx.drafting.untrained.continuation import EarlierState
 
 
 @pytest.fixture

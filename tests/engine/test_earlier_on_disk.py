@@ -9,8 +9,8 @@ import pytest
 from ended import ended
 from tiny import byte_model, byte_tokenizer
 
-from redrafter_mlx.drafting.earlier import EarlierTexts
-from redrafter_mlx.drafting.ngram import Lookup
+from redrafter_mlx.drafting.untrained.earlier import EarlierTexts
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
 

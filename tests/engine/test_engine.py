@@ -38,8 +38,8 @@ from redrafter_mlx.decoding.report import Report
 from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.draft_model import DraftModel
-from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
 from redrafter_mlx.drafting.oracle import Oracle
+from redrafter_mlx.drafting.untrained.ngram import Lookup, NgramIndex
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
@@ -47,7 +47,7 @@ from redrafter_mlx.engine.request import Answer, Request
 from redrafter_mlx.errors import BadInputError, BusyError, EngineFailedError
 from redrafter_mlx.response import Response, StepResult
 from redrafter_mlx.speculation.static_tree import StaticTree
-from redrafter_mlx.target_model.cache_slots import CAPACITY_STEP
+from redrafter_mlx.target_model.cache.slots import CAPACITY_STEP
 from redrafter_mlx.tuning.policy import TunedPolicy
 from redrafter_mlx.tuning.tuner import Tuner
 from redrafter_mlx.verification import verify

@@ -19,7 +19,7 @@ from waiting import wait_for
 from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.bench.measure.runner import Runner
 from redrafter_mlx.config import GenerationOptions
-from redrafter_mlx.drafting.earlier import EarlierTexts
+from redrafter_mlx.drafting.untrained.earlier import EarlierTexts
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.request import Request
 from redrafter_mlx.engine.thread import EngineThread

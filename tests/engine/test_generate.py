@@ -20,8 +20,8 @@ from tiny import byte_model, byte_tokenizer, random_drafter
 
 import redrafter_mlx
 from redrafter_mlx.config import AcceptMethod, GenerationOptions
-from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.prompt import prompt_tokens

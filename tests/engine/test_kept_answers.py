@@ -11,7 +11,7 @@ from serving import ready
 from tiny import byte_model, byte_tokenizer
 from waiting import DEADLINE
 
-from redrafter_mlx.drafting.ngram import Lookup
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.learning import kept_texts
 from redrafter_mlx.learning.folder import learning_dir, learning_folders

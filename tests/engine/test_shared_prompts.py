@@ -16,11 +16,11 @@ from waiting import wait_for
 
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.drafting.draft_model import DraftModel
-from redrafter_mlx.drafting.ngram import Lookup
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import DrafterError
 from redrafter_mlx.response import Completion
-from redrafter_mlx.target_model.kv_cache import TreeCache
+from redrafter_mlx.target_model.cache.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
 
 SHARED = [(7 * i + 3) % 256 for i in range(300)]

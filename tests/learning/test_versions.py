@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from tiny import random_drafter
 
-from redrafter_mlx.drafting.installed import find_drafters, own_shelf
+from redrafter_mlx.drafting.files.installed import find_drafters, own_shelf
 from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.learning.folder import LearningFolder

@@ -22,12 +22,12 @@ from tiny import (
     tiny_source,
 )
 
-from redrafter_mlx.drafting.installed import find_drafters
+from redrafter_mlx.drafting.files.installed import find_drafters
 from redrafter_mlx.drafting.names import parse
 from redrafter_mlx.drafting.published.heads.medusa import MedusaConfig, MedusaNetwork, save_medusa
 from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.drafting.recurrent_config import read_config
-from redrafter_mlx.drafting.successors import table_of
+from redrafter_mlx.drafting.untrained.successors import table_of
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.learning.folder import LearningFolder
 from redrafter_mlx.learning.kept_texts import TextStore

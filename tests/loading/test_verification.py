@@ -21,12 +21,13 @@ from redrafter_mlx.cli import main
 from redrafter_mlx.cli import options as cli_options
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.prompts.conversations import read_conversations
-from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.sampling import log_softmax
-from redrafter_mlx.target_model import kv_cache, plans, sequential
+from redrafter_mlx.target_model import sequential
+from redrafter_mlx.target_model.cache import kv_cache, plans
 from redrafter_mlx.verification import Difference, verify
 
 PROMPTS = [[i, 2 * i + 1, 7, i % 5] for i in range(1, 9)]

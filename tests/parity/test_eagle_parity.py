@@ -22,7 +22,7 @@ from eagle_samples import HEADS, INNER, KV_HEADS, LAYERS, VOCAB
 from random_weights import randomise
 from tiny import HIDDEN, LLAMA3_ROPE, byte_model
 
-from redrafter_mlx.drafting.export import export_drafter
+from redrafter_mlx.drafting.files.export import export_drafter
 from redrafter_mlx.target_model.model import Target
 
 pytestmark = pytest.mark.parity

@@ -22,7 +22,7 @@ from medusa_files import AUTHORS
 from mlp_speculator_files import config_of
 from tiny import HIDDEN, VOCAB, random_model
 
-from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.drafting.level_drafter import MemorylessDrafter
 from redrafter_mlx.drafting.static_trees import find_tree
 from redrafter_mlx.speculation.static_tree import static_tree

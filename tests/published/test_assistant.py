@@ -47,7 +47,7 @@ from redrafter_mlx.distill.evaluation.questions import quality_on
 from redrafter_mlx.drafting.cached_levels import chain
 from redrafter_mlx.drafting.checked import bound
 from redrafter_mlx.drafting.combined import Combined
-from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Seen
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
@@ -61,7 +61,7 @@ from redrafter_mlx.errors import (
 from redrafter_mlx.speculation.accept import up_to
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target_model.kv_cache import TreeCache
+from redrafter_mlx.target_model.cache.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.tuning.profile import drafting_call
 from redrafter_mlx.weights.files.tensors import StoredTensors

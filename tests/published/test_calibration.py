@@ -16,7 +16,7 @@ from eagle_samples import LAYERS, SAMPLES, VOCAB, random_tensors, write_files
 from tiny import HIDDEN, LLAMA3_ROPE, byte_model, byte_tokenizer, plain_tokens, tiny_source
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
 from redrafter_mlx.drafting.published import calibration
 from redrafter_mlx.drafting.published.calibration import AS_STORED, acceptance, best_reading

@@ -22,8 +22,8 @@ from redrafter_mlx.distill.forms.dspark import DSparkRecipe, DSparkStudent
 from redrafter_mlx.distill.forms.eagle_sequences import pad_together
 from redrafter_mlx.distill.forms.registry import recipe_for
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.drafting.drafter_files import open_files
-from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.files.drafter_files import open_files
+from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.drafting.published.blocks.config import Sight
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target_model.model import Target

@@ -20,10 +20,10 @@ from tiny import HIDDEN, VOCAB, byte_model, byte_tokenizer, plain_tokens, random
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.combined import Combined
-from redrafter_mlx.drafting.forms import DrafterFolder
-from redrafter_mlx.drafting.ngram import Lookup
+from redrafter_mlx.drafting.files.forms import DrafterFolder
+from redrafter_mlx.drafting.files.recognition import holds_drafter
 from redrafter_mlx.drafting.published.heads.medusa import MedusaDrafter
-from redrafter_mlx.drafting.recognition import holds_drafter
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError
 from redrafter_mlx.loading.load import load

@@ -15,7 +15,7 @@ from tiny import HIDDEN, VOCAB, plain_tokens, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.step import Decoder
-from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.drafting.published.heads.mlp_speculator import SpeculatorDrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError
 from redrafter_mlx.target_model.model import Target

@@ -54,8 +54,8 @@ import redrafter_mlx
 from redrafter_mlx.cli import main
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.step import Decoder
-from redrafter_mlx.drafting.drafter_files import parameters_of
-from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.files.drafter_files import parameters_of
+from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Seen
 from redrafter_mlx.drafting.published.heads.mtp import MtpDrafter, layer_like
 from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError

@@ -32,7 +32,7 @@ from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.forms.registry import recipe_for
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.training.learner import Learner
-from redrafter_mlx.drafting.drafter_files import parameters_of
+from redrafter_mlx.drafting.files.drafter_files import parameters_of
 from redrafter_mlx.errors import MismatchError
 from redrafter_mlx.target_model.model import Target
 

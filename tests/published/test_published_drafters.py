@@ -16,7 +16,7 @@ from tiny import byte_model, byte_tokenizer
 from torch_files import write_torch_file
 
 from redrafter_mlx.cli import main
-from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.loading.drafter import loadable_forms
 from redrafter_mlx.target_model.model import Target

@@ -18,7 +18,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 from redrafter_mlx.cli import main
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.drafting.ngram import Lookup
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.response import Response

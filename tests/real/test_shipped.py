@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from redrafter_mlx.distill.options_file import OPTIONS, make_job, read_options
-from redrafter_mlx.drafting.installed import find_drafters
+from redrafter_mlx.drafting.files.installed import find_drafters
 from redrafter_mlx.drafting.recurrent_config import read_config
 from redrafter_mlx.weights import SHIPPED_DRAFTERS
 from redrafter_mlx.weights.files.folder import read_safetensors_header

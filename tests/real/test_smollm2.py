@@ -19,12 +19,12 @@ from redrafter_mlx.decoding.state import DecodeState, Drafts
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting import recurrent
 from redrafter_mlx.drafting.draft_model import DraftModel
-from redrafter_mlx.drafting.forms import DrafterFolder
-from redrafter_mlx.drafting.installed import find_drafters
+from redrafter_mlx.drafting.files.forms import DrafterFolder
+from redrafter_mlx.drafting.files.installed import find_drafters
 from redrafter_mlx.drafting.interface import Drafter, Seen
-from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.response import StepResult

@@ -29,7 +29,7 @@ from serving import (  # noqa: E402
 from tiny import CHAT_TEMPLATE, byte_model, byte_tokenizer  # noqa: E402
 from waiting import DEADLINE, wait_for  # noqa: E402
 
-from redrafter_mlx.drafting.ngram import Lookup  # noqa: E402
+from redrafter_mlx.drafting.untrained.ngram import Lookup  # noqa: E402
 from redrafter_mlx.engine.engine import Redrafter  # noqa: E402
 from redrafter_mlx.engine.options import EngineOptions  # noqa: E402
 from redrafter_mlx.engine.scheduler import Scheduler  # noqa: E402

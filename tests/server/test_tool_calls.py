@@ -20,7 +20,7 @@ from mlx_lm.tool_parsers import glm47, minimax_m2, mistral, qwen3_coder  # noqa:
 from serving import host, running, wait_until_ready  # noqa: E402
 from tiny import CHAT_TEMPLATE, byte_model, byte_tokenizer  # noqa: E402
 
-from redrafter_mlx.drafting.ngram import Lookup  # noqa: E402
+from redrafter_mlx.drafting.untrained.ngram import Lookup  # noqa: E402
 from redrafter_mlx.engine.engine import Redrafter  # noqa: E402
 from redrafter_mlx.engine.request import Request  # noqa: E402
 from redrafter_mlx.response import Response  # noqa: E402

@@ -32,7 +32,7 @@ from redrafter_mlx.decoding.state import Drafts
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.interface import Seen
-from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
+from redrafter_mlx.drafting.untrained.ngram import Lookup, NgramIndex
 from redrafter_mlx.speculation import rejection
 from redrafter_mlx.speculation.accept import Acceptance, up_to
 from redrafter_mlx.speculation.beam_search import Levels

@@ -18,7 +18,7 @@ from llguidance.hf import from_tokenizer
 from mlx_lm.generate import generate_step
 from tiny import byte_model, byte_tokenizer, random_drafter
 
-from redrafter_mlx.drafting.ngram import Lookup
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.structured.grammar import GrammarConstraint, Grammars

@@ -17,7 +17,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from redrafter_mlx.config import GenerationOptions
-from redrafter_mlx.drafting.ngram import Lookup
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.structured import json_schema

@@ -16,7 +16,7 @@ from serving import AlwaysDrafting, host, running, wait_until_ready  # noqa: E40
 from tiny import random_model  # noqa: E402
 
 from redrafter_mlx.config import GenerationOptions  # noqa: E402
-from redrafter_mlx.drafting.ngram import Lookup  # noqa: E402
+from redrafter_mlx.drafting.untrained.ngram import Lookup  # noqa: E402
 from redrafter_mlx.engine.engine import Redrafter  # noqa: E402
 from redrafter_mlx.engine.request import Request  # noqa: E402
 from redrafter_mlx.structured.grammar import Grammars  # noqa: E402

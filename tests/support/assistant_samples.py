@@ -13,7 +13,7 @@ import numpy as np
 from mlx_lm.models.cache import KVCache
 from tiny import BOTH, HIDDEN, WINDOW, byte_tokenizer, sliding_model
 
-from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.drafting.published.heads.assistant import AssistantDrafter
 from redrafter_mlx.target_model.model import Target
 

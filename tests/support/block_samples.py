@@ -14,7 +14,7 @@ import numpy as np
 from eagle_samples import HEADS, INNER, KV_HEADS, LAYERS, VOCAB, Tensors
 from tiny import HIDDEN
 
-from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.drafting.published.blocks.dflash import BlockDrafter
 from redrafter_mlx.target_model.model import Target
 

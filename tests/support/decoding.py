@@ -18,7 +18,7 @@ from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.sampling import sequence_keys
-from redrafter_mlx.target_model.kv_cache import TreeCache
+from redrafter_mlx.target_model.cache.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
 
 

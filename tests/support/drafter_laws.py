@@ -19,7 +19,7 @@ from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter
-from redrafter_mlx.drafting.ngram import Lookup
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.target_model.model import Target
 

@@ -23,17 +23,17 @@ from tiny import (
     plain_tokens,
 )
 
-from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.shards import Text
+from redrafter_mlx.distill.corpus.writing.generation import write_answers
 from redrafter_mlx.distill.drafter_forms import EagleForm
 from redrafter_mlx.distill.forms.eagle import EagleStudent
 from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.forms.registry import recipe_for
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Drafter, Seen
 from redrafter_mlx.drafting.published.heads.eagle import EagleDrafter
-from redrafter_mlx.target_model.kv_cache import TreeCache
+from redrafter_mlx.target_model.cache.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
 
 TRAINED = {

@@ -19,7 +19,7 @@ from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import Pack, pack_beam
-from redrafter_mlx.target_model import cache_slots
+from redrafter_mlx.target_model.cache import slots as cache_slots
 from redrafter_mlx.target_model.model import Target
 
 V, N_TOKENS, ROWS = 5, 3, 4_000
@@ -32,7 +32,7 @@ PROMPT = [1, 4]
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shrink the buffers: with thousands of short rows, unused capacity would dominate the cost."""
     monkeypatch.setitem(cache_slots.EXTENT_STEPS, "cpu", 4)
-    monkeypatch.setattr("redrafter_mlx.target_model.cache_slots.CAPACITY_STEP", 16)
+    monkeypatch.setattr("redrafter_mlx.target_model.cache.slots.CAPACITY_STEP", 16)
 
 
 @cache

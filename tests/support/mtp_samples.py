@@ -16,7 +16,7 @@ from mlx_lm.models.nemotron_h import NemotronHBlock
 from tiny import HIDDEN, byte_tokenizer, random_model
 from weights_resolve_samples import hub as hub
 
-from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.drafting.published.heads.mtp import MtpDrafter, layer_like
 from redrafter_mlx.target_model.model import Target
 

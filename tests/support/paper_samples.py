@@ -10,9 +10,9 @@ import pytest
 from tiny import byte_model, byte_tokenizer, random_drafter, tiny_source
 
 from redrafter_mlx.cli import main, options
-from redrafter_mlx.drafting.forms import DrafterFolder
-from redrafter_mlx.drafting.ngram import Lookup
+from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.drafting.recurrent import save_drafter
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 
 SOURCE = tiny_source()

@@ -32,7 +32,7 @@ from redrafter_mlx.config import BeamShape, GenerationOptions
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.distill.corpus.folder import CorpusGoal, CorpusJob
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
-from redrafter_mlx.distill.corpus.workers import write_corpus
+from redrafter_mlx.distill.corpus.writing.workers import write_corpus
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.distributed.collectives import seconds_of_exchange
@@ -41,7 +41,7 @@ from redrafter_mlx.distributed.group import Ranks, join_ranks
 from redrafter_mlx.distributed.mirror import Mirror, target_of
 from redrafter_mlx.distributed.sharding import shard
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
-from redrafter_mlx.drafting.ngram import Lookup
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import EngineFailedError, RedrafterError
 from redrafter_mlx.loading.target import LoadedTarget

@@ -21,7 +21,7 @@ from waiting import DEADLINE, wait_for
 from redrafter_mlx.cli import main as cli
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.config import GenerationOptions
-from redrafter_mlx.drafting.ngram import Lookup
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.request import Request

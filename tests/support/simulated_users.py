@@ -22,14 +22,14 @@ from pathlib import Path
 
 import redrafter_mlx  # noqa: F401
 from redrafter_mlx.bench.measure.questions import read_questions
-from redrafter_mlx.distill.corpus.generation import write_answers
+from redrafter_mlx.distill.corpus.writing.generation import write_answers
 from redrafter_mlx.distill.evaluation.acceptance import measure_quality
 from redrafter_mlx.distill.learn import run
 from redrafter_mlx.distill.learn.judging import SHAPES
 from redrafter_mlx.distill.learn.run import LearnOptions, learn
 from redrafter_mlx.distill.learn.states import read
-from redrafter_mlx.drafting import installed
-from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.files import installed
+from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.engine.prompt import prompt_tokens
 from redrafter_mlx.learning.folder import LearningFolder
 from redrafter_mlx.learning.kept_texts import KeptText, TextStore

@@ -10,8 +10,8 @@ from tiny import byte_tokenizer, random_drafter, random_model
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.examples import Examples
 from redrafter_mlx.distill.corpus.extras import Extras
-from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.shards import Shard, Text, save_shard
+from redrafter_mlx.distill.corpus.writing.generation import write_answers
 from redrafter_mlx.distill.forms.fresh_weights import scale_recurrent
 from redrafter_mlx.distill.forms.positions import PositionStudent
 from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe

@@ -17,8 +17,8 @@ from redrafter_mlx.decoding.pipeline import Pipeline
 from redrafter_mlx.decoding.proposal import FixedPolicy
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.draft_model import DraftModel
-from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.target_model.model import Target

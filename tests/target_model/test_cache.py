@@ -18,11 +18,11 @@ from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.speculation.accept import accept
 from redrafter_mlx.speculation.sampling import sequence_keys
-from redrafter_mlx.target_model.cache_slots import CAPACITY_STEP, grown, planned_capacity
-from redrafter_mlx.target_model.kv_cache import TreeCache
-from redrafter_mlx.target_model.masks import attention_mask
+from redrafter_mlx.target_model.cache.kv_cache import TreeCache
+from redrafter_mlx.target_model.cache.masks import attention_mask
+from redrafter_mlx.target_model.cache.plans import TreePlan
+from redrafter_mlx.target_model.cache.slots import CAPACITY_STEP, grown, planned_capacity
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.target_model.plans import TreePlan
 
 
 def test_mask_lets_nodes_see_the_committed_text_and_their_ancestors() -> None:

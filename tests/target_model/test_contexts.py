@@ -12,8 +12,8 @@ from tiny import ARCHITECTURES, HIDDEN, byte_tokenizer, plain_tokens, random_dra
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.extras import Extras, save_states
-from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.shards import Shard, Text, save_shard
+from redrafter_mlx.distill.corpus.writing.generation import write_answers
 from redrafter_mlx.drafting.interface import Seen
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.engine.engine import Redrafter

@@ -18,12 +18,12 @@ from redrafter_mlx.decoding.host_drafts import revised
 from redrafter_mlx.decoding.proposal import Drafted, Proposal
 from redrafter_mlx.decoding.state import Drafts
 from redrafter_mlx.decoding.step import Decoder
-from redrafter_mlx.drafting.continuation import Continuation
+from redrafter_mlx.drafting.untrained.continuation import Continuation
 from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import pack_beam
-from redrafter_mlx.target_model.cache_slots import concatenate_padded
+from redrafter_mlx.target_model.cache.slots import concatenate_padded
 from redrafter_mlx.target_model.model import Target
 
 _PROMPT = [1, 2, 3, 4, 5]

@@ -13,7 +13,7 @@ from simulated import AnswerPolicy, Text, cliff, decode, machine
 from tiny import random_model
 
 from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
+from redrafter_mlx.drafting.untrained.ngram import Lookup, NgramIndex
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model import model as target_model
 from redrafter_mlx.target_model.model import Target

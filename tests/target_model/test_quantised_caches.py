@@ -24,17 +24,17 @@ from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.pipeline import Pipeline
 from redrafter_mlx.decoding.proposal import FixedPolicy
 from redrafter_mlx.decoding.step import Decoder
-from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.drop_in import stream_generate
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.errors import BadInputError, UnsupportedModelError
-from redrafter_mlx.target_model.kv_cache import TreeCache
+from redrafter_mlx.target_model.cache.kv_cache import TreeCache
+from redrafter_mlx.target_model.cache.packed_cache import IN_ATTENTION, PackedCache
+from redrafter_mlx.target_model.cache.plain import plain_caches
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.target_model.packed_cache import IN_ATTENTION, PackedCache
-from redrafter_mlx.target_model.plain_caches import plain_caches
 from redrafter_mlx.tuning.profile import random_tree
 from redrafter_mlx.verification import verify
 

@@ -24,14 +24,14 @@ from redrafter_mlx.decoding.proposal import FixedPolicy
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.distill.corpus.reader import continuations
-from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.speculation.sampling import sequence_keys
-from redrafter_mlx.target_model import plans
-from redrafter_mlx.target_model.layer_cache import LayerCache
-from redrafter_mlx.target_model.masks import windowed
+from redrafter_mlx.target_model.cache import plans
+from redrafter_mlx.target_model.cache.layer_cache import LayerCache
+from redrafter_mlx.target_model.cache.masks import windowed
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.tree_check import check_trees
 

@@ -15,7 +15,7 @@ from trees import assert_tree_equals_sequences
 
 from redrafter_mlx.errors import BadInputError, BusyError, UnsupportedModelError
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target_model import plans
+from redrafter_mlx.target_model.cache import plans
 from redrafter_mlx.target_model.fingerprint import nbytes_of
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.tree_check import check_trees

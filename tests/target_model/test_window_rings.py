@@ -24,19 +24,19 @@ from redrafter_mlx.decoding.proposal import FixedPolicy
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
-from redrafter_mlx.drafting.ngram import Lookup
 from redrafter_mlx.drafting.oracle import Oracle
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import pack_beam
-from redrafter_mlx.target_model.kv_cache import TreeCache
-from redrafter_mlx.target_model.layer_cache import LayerCache
-from redrafter_mlx.target_model.masks import ring_mask
+from redrafter_mlx.target_model.cache.kv_cache import TreeCache
+from redrafter_mlx.target_model.cache.layer_cache import LayerCache
+from redrafter_mlx.target_model.cache.masks import ring_mask
+from redrafter_mlx.target_model.cache.plans import RING_SLACK, ring_size
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.target_model.plans import RING_SLACK, ring_size
 
 GREEDY = SamplingParams()
 RING = WINDOW + 64

@@ -25,8 +25,8 @@ from simulated import (
 
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.decoding.proposal import Drafted
-from redrafter_mlx.drafting.continuation import Kind
-from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
+from redrafter_mlx.drafting.untrained.continuation import Kind
+from redrafter_mlx.drafting.untrained.ngram import Lookup, NgramIndex
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
 from redrafter_mlx.tuning.corrections import Corrections
 from redrafter_mlx.tuning.cost import CostModel, candidates, cost_model

@@ -10,7 +10,7 @@ import pytest
 from simulated import AnswerPolicy, cliff, machine, step_result
 
 from redrafter_mlx.config import PLAIN
-from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
+from redrafter_mlx.drafting.untrained.ngram import Lookup, NgramIndex
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
 from redrafter_mlx.tuning.cost import CostModel
 

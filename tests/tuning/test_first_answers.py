@@ -11,7 +11,7 @@ from simulated import SETUP, Taken, Text, machine, sequence
 
 from redrafter_mlx.config import PLAIN
 from redrafter_mlx.decoding.proposal import Drafted
-from redrafter_mlx.drafting.ngram import Lookup, NgramIndex
+from redrafter_mlx.drafting.untrained.ngram import Lookup, NgramIndex
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
 from redrafter_mlx.tuning.corrections import Corrections
 from redrafter_mlx.tuning.cost import CostModel, candidates, cost_model

@@ -32,8 +32,8 @@ from weights_samples import (
 )
 
 from redrafter_mlx.config import DType
-from redrafter_mlx.drafting.forms import DrafterFolder
-from redrafter_mlx.drafting.installed import list_drafters
+from redrafter_mlx.drafting.files.forms import DrafterFolder
+from redrafter_mlx.drafting.files.installed import list_drafters
 from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.errors import (
     DamagedFileError,

@@ -15,12 +15,12 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.distill.corpus.block_progress import BlockProgress
 from redrafter_mlx.distill.corpus.filters import MIN_ANSWER, REFUSED
 from redrafter_mlx.distill.corpus.hidden_states import teacher_forced_states
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.prompts.rendering import prompt_ids, split_plain, text_ids
 from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY, Shard, Text
+from redrafter_mlx.distill.corpus.writing.block_progress import BlockProgress
 from redrafter_mlx.distill.options import Labels
 from redrafter_mlx.errors import BadInputError, UnsupportedModelError
 from redrafter_mlx.target_model.model import Target

@@ -10,7 +10,7 @@ from redrafter_mlx.distill.corpus.examples import held_out_blocks, hold_out, sam
 from redrafter_mlx.distill.corpus.folder import CorpusJob
 from redrafter_mlx.distill.corpus.reader import Reader
 from redrafter_mlx.distill.corpus.shards import Text
-from redrafter_mlx.distill.corpus.writer import Writer
+from redrafter_mlx.distill.corpus.writing.writer import Writer
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import mlx.core as mx
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.extras import Extras
-from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.shards import Text
+from redrafter_mlx.distill.corpus.writing.generation import write_answers
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_quality, roots_along
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
 from redrafter_mlx.errors import BadInputError

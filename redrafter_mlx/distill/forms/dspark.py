@@ -30,7 +30,7 @@ from redrafter_mlx.distill.forms.fresh_weights import (
 )
 from redrafter_mlx.distill.forms.whole_texts import WholeTextRecipe, WholeTextStudent
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.drafting.drafter_files import DrafterFiles, parameters_of, write_drafter
+from redrafter_mlx.drafting.files.drafter_files import DrafterFiles, parameters_of, write_drafter
 from redrafter_mlx.drafting.published.blocks.config import Sight
 from redrafter_mlx.drafting.published.blocks.dspark import (
     DSPARK,

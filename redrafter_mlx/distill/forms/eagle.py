@@ -23,7 +23,7 @@ from redrafter_mlx.distill.forms.fresh_weights import (
 )
 from redrafter_mlx.distill.forms.whole_texts import UnrolledStudent, WholeTextRecipe
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.drafting.drafter_files import DrafterFiles
+from redrafter_mlx.drafting.files.drafter_files import DrafterFiles
 from redrafter_mlx.drafting.published.heads.eagle import EAGLE3, EagleDrafter
 from redrafter_mlx.drafting.published.heads.eagle_config import EagleConfig, read_eagle_three
 from redrafter_mlx.drafting.published.heads.eagle_files import (

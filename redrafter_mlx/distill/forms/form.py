@@ -27,8 +27,13 @@ from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_qu
 from redrafter_mlx.distill.forms.eagle_sequences import Sequences
 from redrafter_mlx.distill.forms.loss import distillation_loss
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, check_trained_for, open_files
-from redrafter_mlx.drafting.forms import find_form
+from redrafter_mlx.drafting.files.drafter_files import (
+    DrafterFiles,
+    Form,
+    check_trained_for,
+    open_files,
+)
+from redrafter_mlx.drafting.files.forms import find_form
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
 from redrafter_mlx.errors import BadInputError, MismatchError
 from redrafter_mlx.target_model.fingerprint import trainable_size

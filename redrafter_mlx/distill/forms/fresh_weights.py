@@ -9,7 +9,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_unflatten
 
-from redrafter_mlx.drafting.drafter_files import parameters_of
+from redrafter_mlx.drafting.files.drafter_files import parameters_of
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.target_model.model import Target
 

@@ -20,7 +20,7 @@ from redrafter_mlx.distill.drafter_forms import MedusaForm
 from redrafter_mlx.distill.forms.form import Student
 from redrafter_mlx.distill.forms.fresh_weights import output_matrix
 from redrafter_mlx.distill.forms.positions import PositionRecipe
-from redrafter_mlx.drafting.drafter_files import DrafterFiles
+from redrafter_mlx.drafting.files.drafter_files import DrafterFiles
 from redrafter_mlx.drafting.published.heads.medusa import (
     MEDUSA,
     MedusaConfig,

@@ -21,17 +21,17 @@ from redrafter_mlx.distill.forms.form import Student
 from redrafter_mlx.distill.forms.fresh_weights import SPREAD, context_rms, draw_matrices, logit_rms
 from redrafter_mlx.distill.forms.whole_texts import UnrolledStudent, WholeTextRecipe
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.drafting.drafter_files import (
+from redrafter_mlx.drafting.files.drafter_files import (
     DrafterFiles,
     Form,
     open_files,
     parameters_of,
     write_drafter,
 )
-from redrafter_mlx.drafting.forms import find_form
+from redrafter_mlx.drafting.files.forms import find_form
+from redrafter_mlx.drafting.files.recognition import holds_mtp
+from redrafter_mlx.drafting.files.tensor_names import of_mtp_head
 from redrafter_mlx.drafting.published.heads.mtp import MTP, MtpConfig, MtpDrafter, MtpNetwork
-from redrafter_mlx.drafting.recognition import holds_mtp
-from redrafter_mlx.drafting.tensor_names import of_mtp_head
 from redrafter_mlx.target_model.model import Target
 
 _CHOICES = "e_score_correction_bias"

@@ -22,7 +22,7 @@ from redrafter_mlx.distill.forms.fresh_weights import (
     scale_recurrent,
 )
 from redrafter_mlx.distill.forms.positions import PositionRecipe
-from redrafter_mlx.drafting.drafter_files import DrafterFiles, open_files
+from redrafter_mlx.drafting.files.drafter_files import DrafterFiles, open_files
 from redrafter_mlx.drafting.recurrent import (
     RECURRENT,
     RecurrentDrafter,

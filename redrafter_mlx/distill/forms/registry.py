@@ -20,9 +20,9 @@ from redrafter_mlx.distill.forms.medusa import MedusaRecipe
 from redrafter_mlx.distill.forms.mtp import MtpRecipe
 from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe
 from redrafter_mlx.distill.forms.speculator import SpeculatorRecipe
-from redrafter_mlx.drafting.drafter_files import open_files
-from redrafter_mlx.drafting.forms import find_form
-from redrafter_mlx.drafting.recognition import holds_mtp
+from redrafter_mlx.drafting.files.drafter_files import open_files
+from redrafter_mlx.drafting.files.forms import find_form
+from redrafter_mlx.drafting.files.recognition import holds_mtp
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target_model.model import Target
 

@@ -19,7 +19,7 @@ from redrafter_mlx.distill.drafter_forms import SpeculatorForm
 from redrafter_mlx.distill.forms.form import Student
 from redrafter_mlx.distill.forms.fresh_weights import draw_matrices
 from redrafter_mlx.distill.forms.positions import PositionRecipe
-from redrafter_mlx.drafting.drafter_files import DrafterFiles
+from redrafter_mlx.drafting.files.drafter_files import DrafterFiles
 from redrafter_mlx.drafting.published.heads.mlp_speculator import (
     MLP_SPECULATOR,
     SpeculatorConfig,

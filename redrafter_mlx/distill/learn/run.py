@@ -24,7 +24,7 @@ from redrafter_mlx.distill.options import MAX_SEED, TrainOptions
 from redrafter_mlx.distill.training.checkpoint import Progress
 from redrafter_mlx.distill.training.learner import Learner
 from redrafter_mlx.distill.training.loop import train
-from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
 from redrafter_mlx.drafting.names import AUTO, parse
 from redrafter_mlx.errors import BadInputError, DamagedFileError

@@ -14,10 +14,10 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.rope_utils import initialize_rope
 
-from redrafter_mlx.drafting.drafter_files import DrafterFiles, check_pair
+from redrafter_mlx.drafting.files.drafter_files import DrafterFiles, check_pair
+from redrafter_mlx.drafting.files.recognition import CONFIG
+from redrafter_mlx.drafting.files.tensor_names import eagle_name
 from redrafter_mlx.drafting.published.heads.feature_drafter import FeatureConfig
-from redrafter_mlx.drafting.recognition import CONFIG
-from redrafter_mlx.drafting.tensor_names import eagle_name
 from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.model import Target

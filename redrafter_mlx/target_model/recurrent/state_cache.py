@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from redrafter_mlx.target_model.plans import LayerPlan, TreePlan
+from redrafter_mlx.target_model.cache.plans import LayerPlan, TreePlan
 from redrafter_mlx.target_model.recurrent.interface import AcceptedPath, Recurrence, Tape, TreeNodes
 
 Recurrences = tuple[Recurrence | None, ...]

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.distill.corpus.block_progress import BlockProgress
 from redrafter_mlx.distill.corpus.filters import EXCLUDED, NOTHING, Exclusions
-from redrafter_mlx.distill.corpus.generation import write_turns
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
+from redrafter_mlx.distill.corpus.writing.block_progress import BlockProgress
+from redrafter_mlx.distill.corpus.writing.generation import write_turns
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.chat import encode_text, render_chat
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from redrafter_mlx.config import MAX_BEAM_LENGTH
-from redrafter_mlx.drafting.drafter_files import DrafterFiles, check_pair
+from redrafter_mlx.drafting.files.drafter_files import DrafterFiles, check_pair
+from redrafter_mlx.drafting.files.recognition import OF_SPECULATORS
 from redrafter_mlx.drafting.published.network_config import (
     NetworkConfig,
     check_layers,
@@ -21,7 +22,6 @@ from redrafter_mlx.drafting.published.network_config import (
     shape_of,
     stored_shapes,
 )
-from redrafter_mlx.drafting.recognition import OF_SPECULATORS
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.speculation.constants import iota
 from redrafter_mlx.target_model.model import Target

@@ -15,9 +15,10 @@ import copy
 
 import mlx.core as mx
 
-from redrafter_mlx.drafting import recognition
 from redrafter_mlx.drafting.cached_levels import CachedDrafter, memory_of
-from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, fill
+from redrafter_mlx.drafting.files import recognition
+from redrafter_mlx.drafting.files.drafter_files import DrafterFiles, Form, fill
+from redrafter_mlx.drafting.files.tensor_names import eagle_name
 from redrafter_mlx.drafting.interface import Features, Memory, Seen
 from redrafter_mlx.drafting.level_drafter import (
     USUAL_LEVELS,
@@ -29,11 +30,10 @@ from redrafter_mlx.drafting.published.blocks.config import other_readings, read_
 from redrafter_mlx.drafting.published.blocks.network import BlockNetwork
 from redrafter_mlx.drafting.published.blocks.rows import BlockRows
 from redrafter_mlx.drafting.published.network_config import of_network, read_vocabulary
-from redrafter_mlx.drafting.tensor_names import eagle_name
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.adapter import find_head
+from redrafter_mlx.target_model.cache.kv_cache import TreeCache
 from redrafter_mlx.target_model.fingerprint import nbytes_of
-from redrafter_mlx.target_model.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
 
 

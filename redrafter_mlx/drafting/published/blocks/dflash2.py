@@ -24,8 +24,8 @@ from typing import cast
 import mlx.core as mx
 import mlx.nn as nn
 
-from redrafter_mlx.drafting import recognition
-from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form
+from redrafter_mlx.drafting.files import recognition
+from redrafter_mlx.drafting.files.drafter_files import DrafterFiles, Form
 from redrafter_mlx.drafting.interface import Memory
 from redrafter_mlx.drafting.level_drafter import DraftLevels
 from redrafter_mlx.drafting.published.blocks.config import BlockConfig, read_block
@@ -34,7 +34,7 @@ from redrafter_mlx.drafting.published.blocks.network import BlockLayer, BlockNet
 from redrafter_mlx.drafting.published.network_config import flattened, shape_of
 from redrafter_mlx.speculation.beam_search import top_k
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
-from redrafter_mlx.target_model.layer_cache import AttentionCache
+from redrafter_mlx.target_model.cache.layer_cache import AttentionCache
 from redrafter_mlx.target_model.model import Target
 
 

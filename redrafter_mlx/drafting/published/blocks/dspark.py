@@ -21,8 +21,8 @@ from typing import cast
 import mlx.core as mx
 import mlx.nn as nn
 
-from redrafter_mlx.drafting import recognition
-from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form
+from redrafter_mlx.drafting.files import recognition
+from redrafter_mlx.drafting.files.drafter_files import DrafterFiles, Form
 from redrafter_mlx.drafting.interface import Memory
 from redrafter_mlx.drafting.level_drafter import DraftLevels
 from redrafter_mlx.drafting.published.blocks.config import BlockConfig, read_block

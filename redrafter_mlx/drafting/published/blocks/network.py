@@ -20,7 +20,7 @@ from mlx_lm.models.llama import MLP
 
 from redrafter_mlx.drafting.published.blocks.config import BlockConfig
 from redrafter_mlx.drafting.published.network import DrafterNetwork, Projections, share_weights
-from redrafter_mlx.target_model.layer_cache import AttentionCache
+from redrafter_mlx.target_model.cache.layer_cache import AttentionCache
 
 
 class BlockLayer(nn.Module):

@@ -14,12 +14,12 @@ from redrafter_mlx.drafting.published.blocks.network import BlockNetwork
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.speculation.constants import iota
 from redrafter_mlx.target_model.adapter import with_node_positions
-from redrafter_mlx.target_model.cache_slots import extent_of, planned_capacity
+from redrafter_mlx.target_model.cache.kv_cache import TreeCache
+from redrafter_mlx.target_model.cache.layer_cache import LayerCache
+from redrafter_mlx.target_model.cache.plans import SlotPlan, TreePlan
+from redrafter_mlx.target_model.cache.slots import extent_of, planned_capacity
 from redrafter_mlx.target_model.compiled import TreeCall
-from redrafter_mlx.target_model.kv_cache import TreeCache
-from redrafter_mlx.target_model.layer_cache import LayerCache
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.target_model.plans import SlotPlan, TreePlan
 
 
 class BlockRows:

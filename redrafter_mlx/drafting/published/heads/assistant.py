@@ -15,24 +15,24 @@ from typing import cast
 
 import mlx.core as mx
 
-from redrafter_mlx.drafting import recognition
-from redrafter_mlx.drafting.drafter_files import (
+from redrafter_mlx.drafting.files import recognition
+from redrafter_mlx.drafting.files.drafter_files import (
     DrafterFiles,
     Form,
     check_tokens,
     fill,
 )
+from redrafter_mlx.drafting.files.tensor_names import eagle_name
 from redrafter_mlx.drafting.interface import Features, Memory, Seen
 from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter, shuffled
 from redrafter_mlx.drafting.published.blocks.rows import embedding_scale
 from redrafter_mlx.drafting.published.heads.assistant_config import read_assistant
 from redrafter_mlx.drafting.published.heads.assistant_network import AssistantNetwork
-from redrafter_mlx.drafting.tensor_names import eagle_name
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.adapter import with_node_positions
-from redrafter_mlx.target_model.committed import Committed
+from redrafter_mlx.target_model.cache.committed import Committed
 from redrafter_mlx.target_model.compiled import CompiledGraphs
 from redrafter_mlx.target_model.fingerprint import nbytes_of
 from redrafter_mlx.target_model.model import Target

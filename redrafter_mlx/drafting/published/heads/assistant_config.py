@@ -9,9 +9,9 @@ from typing import cast
 from mlx_lm.models.gemma4_text import ModelArgs
 from mlx_lm.models.rope_utils import initialize_rope
 
-from redrafter_mlx.drafting.drafter_files import DrafterFiles, check_pair
+from redrafter_mlx.drafting.files.drafter_files import DrafterFiles, check_pair
+from redrafter_mlx.drafting.files.recognition import ASSISTANT
 from redrafter_mlx.drafting.published.network_config import shape_of, stored_shapes
-from redrafter_mlx.drafting.recognition import ASSISTANT
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.target_model.adapter import find_backbone, layers_of
 from redrafter_mlx.target_model.model import Target

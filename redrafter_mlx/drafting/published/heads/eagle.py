@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from redrafter_mlx.drafting import recognition
-from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, fill
+from redrafter_mlx.drafting.files import recognition
+from redrafter_mlx.drafting.files.drafter_files import DrafterFiles, Form, fill
+from redrafter_mlx.drafting.files.tensor_names import eagle_name
 from redrafter_mlx.drafting.level_drafter import shuffled
 from redrafter_mlx.drafting.published.heads.eagle_config import read_eagle_one, read_eagle_three
 from redrafter_mlx.drafting.published.heads.eagle_network import (
@@ -27,7 +28,6 @@ from redrafter_mlx.drafting.published.network_config import (
     read_vocabulary,
     rope_kind,
 )
-from redrafter_mlx.drafting.tensor_names import eagle_name
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.model import Target
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from redrafter_mlx.config import shown
-from redrafter_mlx.drafting.drafter_files import DrafterFiles, check_pair
+from redrafter_mlx.drafting.files.drafter_files import DrafterFiles, check_pair
+from redrafter_mlx.drafting.files.recognition import CONFIG, OF_SPECULATORS
 from redrafter_mlx.drafting.published.network_config import (
     NetworkConfig,
     check_layers,
@@ -18,7 +19,6 @@ from redrafter_mlx.drafting.published.network_config import (
     shape_of,
     stored_shapes,
 )
-from redrafter_mlx.drafting.recognition import CONFIG, OF_SPECULATORS
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.target_model.model import Target
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from redrafter_mlx.drafting.drafter_files import parameters_of, write_drafter
+from redrafter_mlx.drafting.files.drafter_files import parameters_of, write_drafter
 from redrafter_mlx.drafting.published.heads.eagle_config import EagleConfig
 from redrafter_mlx.drafting.published.heads.eagle_network import EagleNetwork
 from redrafter_mlx.drafting.published.network_config import NetworkConfig

@@ -15,7 +15,7 @@ from mlx_lm.models.llama import MLP
 from redrafter_mlx.drafting.published.heads.eagle_config import EagleConfig
 from redrafter_mlx.drafting.published.heads.feature_drafter import FeatureNetwork
 from redrafter_mlx.drafting.published.network import DrafterNetwork, Projections, share_weights
-from redrafter_mlx.target_model.layer_cache import AttentionCache
+from redrafter_mlx.target_model.cache.layer_cache import AttentionCache
 
 
 class Attention(Projections):

@@ -26,10 +26,10 @@ from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.adapter import find_head, with_node_positions
+from redrafter_mlx.target_model.cache.kv_cache import TreeCache
+from redrafter_mlx.target_model.cache.layer_cache import AttentionCache, LayerCache
 from redrafter_mlx.target_model.compiled import TreeCall
 from redrafter_mlx.target_model.fingerprint import nbytes_of
-from redrafter_mlx.target_model.kv_cache import TreeCache
-from redrafter_mlx.target_model.layer_cache import AttentionCache, LayerCache
 from redrafter_mlx.target_model.linear import LinearView
 from redrafter_mlx.target_model.model import Target
 

@@ -20,8 +20,8 @@ from typing import Literal, TypeAlias
 import mlx.core as mx
 import mlx.nn as nn
 
-from redrafter_mlx.drafting import recognition
-from redrafter_mlx.drafting.drafter_files import (
+from redrafter_mlx.drafting.files import recognition
+from redrafter_mlx.drafting.files.drafter_files import (
     DrafterFiles,
     Form,
     check_pair,
@@ -30,9 +30,9 @@ from redrafter_mlx.drafting.drafter_files import (
     parameters_of,
     write_drafter,
 )
+from redrafter_mlx.drafting.files.tensor_names import IN_MEDUSA_MODEL
 from redrafter_mlx.drafting.level_drafter import HeadsDrafter, IndependentLevels, shuffled
 from redrafter_mlx.drafting.recurrent import ResidualBlock
-from redrafter_mlx.drafting.tensor_names import IN_MEDUSA_MODEL
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.adapter import find_head

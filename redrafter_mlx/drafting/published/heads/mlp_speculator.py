@@ -23,8 +23,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from redrafter_mlx.config import MAX_BEAM_LENGTH
-from redrafter_mlx.drafting import recognition
-from redrafter_mlx.drafting.drafter_files import (
+from redrafter_mlx.drafting.files import recognition
+from redrafter_mlx.drafting.files.drafter_files import (
     DrafterFiles,
     Form,
     check_pair,
@@ -32,8 +32,8 @@ from redrafter_mlx.drafting.drafter_files import (
     parameters_of,
     write_drafter,
 )
+from redrafter_mlx.drafting.files.tensor_names import SPECULATOR_PREFIX
 from redrafter_mlx.drafting.level_drafter import DraftLevels, HeadsDrafter, shuffled
-from redrafter_mlx.drafting.tensor_names import SPECULATOR_PREFIX
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.fingerprint import nbytes_of

@@ -23,13 +23,15 @@ import mlx.nn as nn
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.nemotron_h import NemotronHBlock
 
-from redrafter_mlx.drafting import recognition
-from redrafter_mlx.drafting.drafter_files import (
+from redrafter_mlx.drafting.files import recognition
+from redrafter_mlx.drafting.files.drafter_files import (
     DrafterFiles,
     Form,
     check_pair,
     fill,
 )
+from redrafter_mlx.drafting.files.recognition import OF_SPECULATORS
+from redrafter_mlx.drafting.files.tensor_names import mtp_names
 from redrafter_mlx.drafting.level_drafter import shuffled
 from redrafter_mlx.drafting.published.heads.feature_drafter import (
     FeatureConfig,
@@ -45,12 +47,10 @@ from redrafter_mlx.drafting.published.heads.mtp_files import (
     with_stacked_experts,
 )
 from redrafter_mlx.drafting.published.network import share_weights
-from redrafter_mlx.drafting.recognition import OF_SPECULATORS
-from redrafter_mlx.drafting.tensor_names import mtp_names
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.adapter import find_backbone, layers_of
-from redrafter_mlx.target_model.layer_cache import AttentionCache
+from redrafter_mlx.target_model.cache.layer_cache import AttentionCache
 from redrafter_mlx.target_model.model import Target
 
 _CENTRED = 0.4

@@ -8,7 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 
-from redrafter_mlx.drafting.drafter_files import parameters_of
+from redrafter_mlx.drafting.files.drafter_files import parameters_of
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 
 _ATTENTION = "layers.0.self_attn."

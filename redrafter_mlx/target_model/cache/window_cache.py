@@ -5,8 +5,8 @@ from __future__ import annotations
 import mlx.core as mx
 
 from redrafter_mlx.speculation.constants import iota
-from redrafter_mlx.target_model.layer_cache import LayerCache
-from redrafter_mlx.target_model.plans import RING_SLACK, PromptSpan, TreePlan, ring_size
+from redrafter_mlx.target_model.cache.layer_cache import LayerCache
+from redrafter_mlx.target_model.cache.plans import RING_SLACK, PromptSpan, TreePlan, ring_size
 
 
 class WindowCache(LayerCache):

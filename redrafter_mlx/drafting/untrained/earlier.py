@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
-from redrafter_mlx.drafting.continuation import Continuation, EarlierState
+from redrafter_mlx.drafting.untrained.continuation import Continuation, EarlierState
 
 _KEY, _SHORTEST, _LONG, _COMPARED = 3, 4, 8, 32
 """Number of tokens by which a text is indexed, of the shortest match, of a long one, which needs no

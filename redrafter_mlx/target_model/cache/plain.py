@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, make_prompt_cache
 
-from redrafter_mlx.target_model.packed_cache import Packing
+from redrafter_mlx.target_model.cache.packed_cache import Packing
 
 
 class RoundedKVCache(KVCache):  # type: ignore[misc]

@@ -15,8 +15,8 @@ from mlx_lm.models.cache import KVCache
 
 from redrafter_mlx.distill.corpus.filters import loop_start
 from redrafter_mlx.distill.corpus.hidden_states import check_finite, to_host
-from redrafter_mlx.distill.corpus.read_prompts import CACHE_STEP, read_prompts
 from redrafter_mlx.distill.corpus.shards import Text
+from redrafter_mlx.distill.corpus.writing.read_prompts import CACHE_STEP, read_prompts
 from redrafter_mlx.target_model.model import Target
 
 _LEAVE_SHARE = 0.2

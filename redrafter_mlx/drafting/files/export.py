@@ -14,7 +14,7 @@ from typing import Literal
 
 import mlx.core as mx
 
-from redrafter_mlx.drafting.drafter_files import (
+from redrafter_mlx.drafting.files.drafter_files import (
     DrafterFiles,
     Form,
     check_names_and_shapes,
@@ -22,7 +22,7 @@ from redrafter_mlx.drafting.drafter_files import (
     parameters_of,
     write_drafter,
 )
-from redrafter_mlx.drafting.forms import find_form
+from redrafter_mlx.drafting.files.forms import find_form
 from redrafter_mlx.drafting.published.heads.eagle import EAGLE3
 from redrafter_mlx.drafting.published.heads.medusa import MEDUSA, TOKEN_MAP, authors_name, own_names
 from redrafter_mlx.drafting.published.heads.mlp_speculator import MLP_SPECULATOR

@@ -9,8 +9,8 @@ import mlx.core as mx
 
 from redrafter_mlx.speculation.constants import iota
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target_model.cache_slots import capacity_of, extent_of
-from redrafter_mlx.target_model.masks import attention_mask, chain_mask, ring_mask, windowed
+from redrafter_mlx.target_model.cache.masks import attention_mask, chain_mask, ring_mask, windowed
+from redrafter_mlx.target_model.cache.slots import capacity_of, extent_of
 from redrafter_mlx.target_model.recurrent.interface import AcceptedPath, TreeNodes
 
 RING_SLACK = 64

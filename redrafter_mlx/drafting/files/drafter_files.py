@@ -21,8 +21,8 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import shown
+from redrafter_mlx.drafting.files.recognition import CONFIG, read_drafter_config
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
-from redrafter_mlx.drafting.recognition import CONFIG, read_drafter_config
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError
 from redrafter_mlx.runtime.atomic_write import flush_to_disk, name_in_errors
 from redrafter_mlx.runtime.device import dtype_name

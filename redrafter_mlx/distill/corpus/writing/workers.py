@@ -23,9 +23,9 @@ from pathlib import Path
 import mlx.core as mx
 
 from redrafter_mlx.cpu.blas import THREAD_VARIABLES
-from redrafter_mlx.distill.corpus.block_progress import BlockProgress
 from redrafter_mlx.distill.corpus.folder import CorpusGauge, CorpusGoal, CorpusJob, CorpusSize
 from redrafter_mlx.distill.corpus.shards import save_shard
+from redrafter_mlx.distill.corpus.writing.block_progress import BlockProgress
 from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.loading.target import LoadedTarget, load_target

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.drafting.drafter_files import (
+from redrafter_mlx.drafting.files.drafter_files import (
     DrafterFiles,
     Form,
     check_trained_for,
     open_files,
 )
+from redrafter_mlx.drafting.files.recognition import form_of
+from redrafter_mlx.drafting.files.tensor_names import of_mtp_head
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
 from redrafter_mlx.drafting.published.blocks.dflash import DFLASH
@@ -25,9 +27,7 @@ from redrafter_mlx.drafting.published.heads.eagle import EAGLE, EAGLE3
 from redrafter_mlx.drafting.published.heads.medusa import MEDUSA
 from redrafter_mlx.drafting.published.heads.mlp_speculator import MLP_SPECULATOR
 from redrafter_mlx.drafting.published.heads.mtp import MTP
-from redrafter_mlx.drafting.recognition import form_of
 from redrafter_mlx.drafting.recurrent import RECURRENT
-from redrafter_mlx.drafting.tensor_names import of_mtp_head
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.source import TargetSource
 

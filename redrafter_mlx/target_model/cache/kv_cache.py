@@ -14,16 +14,10 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target_model.cache_layers import CacheLayers
-from redrafter_mlx.target_model.cache_slots import (
-    SPARE_STEP,
-    extent_of,
-    planned_capacity,
-    round_up,
-)
-from redrafter_mlx.target_model.committed import Committed, Pending
-from redrafter_mlx.target_model.layer_cache import LayerBuffers, LayerCache
-from redrafter_mlx.target_model.plans import (
+from redrafter_mlx.target_model.cache.committed import Committed, Pending
+from redrafter_mlx.target_model.cache.layer_cache import LayerBuffers, LayerCache
+from redrafter_mlx.target_model.cache.layers import CacheLayers
+from redrafter_mlx.target_model.cache.plans import (
     MAX_EXCESS,
     RING_SLACK,
     LayerPlan,
@@ -32,6 +26,12 @@ from redrafter_mlx.target_model.plans import (
     in_place,
     level_plan,
     tree_plan,
+)
+from redrafter_mlx.target_model.cache.slots import (
+    SPARE_STEP,
+    extent_of,
+    planned_capacity,
+    round_up,
 )
 from redrafter_mlx.target_model.recurrent.interface import AcceptedPath
 from redrafter_mlx.target_model.recurrent.state_cache import States

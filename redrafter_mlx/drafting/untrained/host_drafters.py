@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from redrafter_mlx.drafting.continuation import HostDrafter
-from redrafter_mlx.drafting.earlier import EarlierTexts
-from redrafter_mlx.drafting.ngram import Lookup
+from redrafter_mlx.drafting.untrained.continuation import HostDrafter
+from redrafter_mlx.drafting.untrained.earlier import EarlierTexts
+from redrafter_mlx.drafting.untrained.ngram import Lookup
 
 LOOKUP, EARLIER = "lookup", "earlier"
 

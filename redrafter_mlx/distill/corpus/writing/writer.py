@@ -17,8 +17,6 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.distill.corpus.block_order import BlockOrder, in_share
-from redrafter_mlx.distill.corpus.block_progress import BlockProgress
 from redrafter_mlx.distill.corpus.filters import (
     MIN_ANSWER,
     NOTHING,
@@ -26,12 +24,14 @@ from redrafter_mlx.distill.corpus.filters import (
     Exclusions,
     loop_start,
 )
-from redrafter_mlx.distill.corpus.generation import Written, write_answers
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.prompts.prompt_starters import draw_starters
 from redrafter_mlx.distill.corpus.prompts.rendering import prompt_ids
 from redrafter_mlx.distill.corpus.prompts.user_turns import TurnPrefix, UserTurns
 from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY, Shard, Text
+from redrafter_mlx.distill.corpus.writing.block_order import BlockOrder, in_share
+from redrafter_mlx.distill.corpus.writing.block_progress import BlockProgress
+from redrafter_mlx.distill.corpus.writing.generation import Written, write_answers
 from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target_model.model import Target

@@ -14,8 +14,8 @@ from typing import NamedTuple, cast
 
 import mlx.core as mx
 
-from redrafter_mlx.target_model.layer_cache import LayerCache, finite_drafts
-from redrafter_mlx.target_model.plans import PromptSpan, TreePlan
+from redrafter_mlx.target_model.cache.layer_cache import LayerCache, finite_drafts
+from redrafter_mlx.target_model.cache.plans import PromptSpan, TreePlan
 
 IN_ATTENTION = {"cpu": False, "apple": True, "cuda": False}
 """Whether attention of trees multiplies by quantised keys and values, as mlx-lm's does. They are

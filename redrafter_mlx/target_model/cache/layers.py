@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
-from redrafter_mlx.target_model.cache_slots import SPARE_STEP, round_up
-from redrafter_mlx.target_model.layer_cache import LayerBuffers, LayerCache
-from redrafter_mlx.target_model.packed_cache import PackedCache, Packing
-from redrafter_mlx.target_model.plans import ring_size
+from redrafter_mlx.target_model.cache.layer_cache import LayerBuffers, LayerCache
+from redrafter_mlx.target_model.cache.packed_cache import PackedCache, Packing
+from redrafter_mlx.target_model.cache.plans import ring_size
+from redrafter_mlx.target_model.cache.slots import SPARE_STEP, round_up
+from redrafter_mlx.target_model.cache.window_cache import WindowCache
 from redrafter_mlx.target_model.recurrent.state_cache import Recurrences, StateCache
-from redrafter_mlx.target_model.window_cache import WindowCache
 
 
 class CacheLayers:

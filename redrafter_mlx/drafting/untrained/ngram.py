@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
 
-from redrafter_mlx.drafting.continuation import Continuation, Kind
+from redrafter_mlx.drafting.untrained.continuation import Continuation, Kind
 
 _BESIDE_A_DRAFTER = 3
 """Minimum match length when a drafter drafts too: shorter matches are right less often."""

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from redrafter_mlx.drafting.recognition import form_in, read_drafter_config
+from redrafter_mlx.drafting.files.recognition import form_in, read_drafter_config
 from redrafter_mlx.drafting.recurrent_config import read_config
 from redrafter_mlx.errors import DamagedFileError, ModelNotFoundError, RedrafterError
 from redrafter_mlx.learning.folder import LearningFolder

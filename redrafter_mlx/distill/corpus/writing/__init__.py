@@ -1,0 +1,1 @@
+"""Writing a corpus: the target answers prompts, block by block."""
