@@ -30,8 +30,11 @@ class Case:
 
     types:   the file's types of matrices whose names contain a text; float32 for others
     renamed: parts of mlx-lm's names -> those that the `gguf` package knows
+    change:  what else the converter does to a parameter, by mlx-lm's name
     added:   what the file adds to norms
     pairs:   whether queries and keys are permuted for rotation of adjacent pairs
+    kv_heads:   number in each layer, if they differ
+    predicting: number of layers that predict later tokens
     """
 
     name: str
@@ -39,17 +42,20 @@ class Case:
     write: Callable[[Any], None] = lambda _: None
     types: tuple[tuple[str, Any], ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
+    change: Callable[[str, np.ndarray], np.ndarray] = lambda _, values: values
     added: float = 0.0
     pairs: bool = False
+    kv_heads: tuple[int, ...] = ()
+    predicting: int = 0
 
 
 def random_model(config: dict[str, object]) -> nn.Module:
     """Return mlx-lm's model with random numbers in every parameter, norms and biases included."""
     kind, arguments = _get_classes(config)
+    mx.random.seed(3)
     model = kind(arguments.from_dict(config))
     if config["model_type"] == "gemma3_text":
         model.sanitize({})  # without a head, as published
-    mx.random.seed(3)
     parameters = [
         (name, array * (array.ndim == 1) + 0.2 * mx.random.normal(array.shape))
         for name, array in tree_flatten(model.parameters())
@@ -65,10 +71,10 @@ def write_file(path: Path, case: Case) -> nn.Module:
     writer = gguf.GGUFWriter(path, case.name)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(layers)
+    writer.add_block_count(layers + case.predicting)
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_head_count_kv(case.kv_heads or config["num_key_value_heads"])
     writer.add_key_length(config["head_dim"])
     if "layer_norm_eps" in config:
         writer.add_layer_norm_eps(config["layer_norm_eps"])
@@ -80,8 +86,10 @@ def write_file(path: Path, case: Case) -> nn.Module:
     architecture = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == case.name)
     names, held = gguf.get_tensor_name_map(architecture, layers), {}
     for name, array in dict(tree_flatten(model.parameters())).items():
-        stem, _, part = name.rpartition(".")
-        stem, part = (name, "weight") if part == "sinks" else (stem, part)
+        theirs = name
+        for ours, other in (*case.renamed, ("switch_mlp", "experts"), ("sinks", "sinks.weight")):
+            theirs = theirs.replace(ours, other)
+        stem, _, part = theirs.rpartition(".")
         values = np.array(array, np.float32)
         kind = next((kind for text, kind in case.types if text in name), Q.F32)
         kind = kind if part == "weight" and values.ndim > 1 else Q.F32
@@ -92,11 +100,10 @@ def write_file(path: Path, case: Case) -> nn.Module:
             data = data.reshape(heads, 2, -1, data.shape[1]).swapaxes(1, 2).reshape(data.shape)
         if stem.endswith("norm"):
             data = data + np.float32(case.added)
-        for ours, theirs in (*case.renamed, ("switch_mlp", "experts")):
-            stem = stem.replace(ours, theirs)
         found = names.get_name(stem)
         assert found is not None, stem
-        writer.add_tensor(f"{found}.{part}", data, raw_dtype=kind)
+        data = np.ascontiguousarray(case.change(name, data))
+        writer.add_tensor(f"{found}.{part}".removesuffix("."), data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -317,7 +317,7 @@ def test_wrong_tensor_is_named(
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("general__architecture", "mamba", "mamba.*only llama, qwen2"),
+        ("general__architecture", "mamba", "mamba.*only llama, mistral3, qwen2"),
         ("tokenizer__ggml__pre", "falcon", "'falcon'.*smollm"),
         ("tokenizer__ggml__model", "bert", "kind bert"),
         ("tokenizer__ggml__tokens", None, "lacks tokenizer.ggml.tokens"),

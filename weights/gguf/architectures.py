@@ -44,6 +44,25 @@ def _shared(module: str) -> dict[str, str]:
 
 
 _SPARSE = {"ffn_gate_inp": "mlp.gate", **_experts("mlp.switch_mlp")}
+_SHARED_GATED = {
+    **_shared("mlp.shared_expert"), "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}  # fmt: skip
+_LFM2 = {
+    **_ATTENTION, "attn_norm": "operator_norm", "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm",
+    "ffn_norm": "ffn_norm", "shortconv.conv": "conv.conv", "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}  # fmt: skip
+_LFM2_TOP = {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm"}
+_LFM2_BIASED = ("shortconv.conv", "shortconv.in_proj", "shortconv.out_proj")
+_QWEN35 = {
+    **_ATTENTION, **_NORMED_HEADS, "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a", "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d", "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj", "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+}  # fmt: skip
 _MIXTRAL = _experts("block_sparse_moe.switch_mlp")
 
 
@@ -54,6 +73,7 @@ class Architecture:
     model_type:  mlx-lm's name
     layer:       module of a layer, or one of its whole tensor names -> mlx-lm's path
     top:         module outside of layers -> mlx-lm's path
+    root:        what mlx-lm's class puts before these paths
     biased:      modules that may have a bias
     settings:    see `Settings`
     scalings:    kinds of rope scaling that mlx-lm's class applies
@@ -67,6 +87,7 @@ class Architecture:
     model_type: str
     layer: Mapping[str, str]
     top: Mapping[str, str] = field(default_factory=lambda: _TOP)
+    root: str = ""
     biased: tuple[str, ...] = ()
     settings: Settings = lambda _: {}
     scalings: tuple[str, ...] = ("linear", "yarn", "llama3")
@@ -83,12 +104,12 @@ class Architecture:
         """
         found = re.fullmatch(r"blk\.(\d+)\.(.+)", tensor)
         names, name = (self.layer, found[2]) if found else (self.top, tensor)
-        layer = f"model.layers.{found[1]}." if found else ""
+        before = f"{self.root}model.layers.{found[1]}." if found else self.root
         if name in names:
-            return f"{layer}{names[name]}"
+            return f"{before}{names[name]}"
         module, _, part = name.rpartition(".")
         holds = part == "weight" or (part == "bias" and module in self.biased)
-        return f"{layer}{names[module]}.{part}" if holds and module in names else None
+        return f"{before}{names[module]}.{part}" if holds and module in names else None
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -98,12 +119,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         {**_ATTENTION, **_FFN_NORM, **_MIXTRAL, "ffn_gate_inp": "block_sparse_moe.gate"},
         scalings=(), pairs=True, traditional=True,
     ),
+    "mistral3": Architecture("llama", _LLAMA, pairs=True, traditional=True),
+    "mistral3 with temperature": Architecture(
+        "ministral3", _LLAMA, settings=of.ministral3,
+        scalings=("yarn", "yarn with yarn_log_multiplier"), pairs=True,
+    ),
     "qwen2": Architecture("qwen2", _LLAMA, biased=_QKV),
     "qwen2vl": Architecture("qwen2", _LLAMA, biased=_QKV),
     "qwen2moe": Architecture(
         "qwen2_moe",
-        {**_ATTENTION, **_FFN_NORM, **_SPARSE, **_shared("mlp.shared_expert"),
-         "ffn_gate_inp_shexp": "mlp.shared_expert_gate"},
+        {**_ATTENTION, **_FFN_NORM, **_SPARSE, **_SHARED_GATED},
         biased=_QKV, scalings=(),
     ),
     "qwen3": Architecture("qwen3", {**_LLAMA, **_NORMED_HEADS}),
@@ -113,6 +138,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "qwen3vlmoe": Architecture(
         "qwen3_moe", {**_ATTENTION, **_FFN_NORM, **_NORMED_HEADS, **_SPARSE}, scalings=()
+    ),
+    "qwen35": Architecture(
+        "qwen3_5", {**_QWEN35, **_NETWORK},
+        root="language_model.", settings=of.qwen3_5,
+        scalings=(), partial=True, wide=True,
+    ),
+    "qwen35moe": Architecture(
+        "qwen3_5_moe", {**_QWEN35, **_SPARSE, **_SHARED_GATED},
+        root="language_model.", settings=of.qwen3_5,
+        scalings=(), partial=True, wide=True,
     ),
     "gemma": Architecture("gemma", _LLAMA, scalings=(), adds_one=True, wide=True),
     "gemma2": Architecture(
@@ -152,6 +187,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         settings=lambda _: {"norm_topk_prob": False},
     ),
     "exaone4": Architecture("exaone4", _OLMO, settings=of.exaone4),
+    "glm4moe": Architecture(
+        "glm4_moe",
+        {**_ATTENTION, **_NORMED_HEADS, "post_attention_norm": "post_attention_layernorm",
+         **_NETWORK, **_SPARSE, **_shared("mlp.shared_experts"),
+         "exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
+        biased=_QKV, settings=of.glm4_moe, scalings=(), partial=True,
+    ),
     "glm4": Architecture(
         "glm4",
         {**_ATTENTION, "post_attention_norm": "post_self_attn_layernorm", **_FFN_NORM,
@@ -173,6 +215,19 @@ ARCHITECTURES: Mapping[str, Architecture] = {
                 "output_norm"),
         scalings=(),
     ),
+    "lfm2": Architecture(
+        "lfm2",
+        {**_LFM2, "ffn_gate": "feed_forward.w1", "ffn_up": "feed_forward.w3",
+         "ffn_down": "feed_forward.w2"},
+        top=_LFM2_TOP, biased=_LFM2_BIASED, settings=of.lfm2, scalings=(),
+    ),
+    "lfm2moe": Architecture(
+        "lfm2_moe",
+        {**_LFM2, "ffn_gate": "feed_forward.gate_proj", "ffn_up": "feed_forward.up_proj",
+         "ffn_down": "feed_forward.down_proj", "ffn_gate_inp": "feed_forward.gate",
+         **_experts("feed_forward.switch_mlp"), "exp_probs_b.bias": "feed_forward.expert_bias"},
+        top=_LFM2_TOP, biased=_LFM2_BIASED, settings=of.lfm2, scalings=(),
+    ),
     "seed_oss": Architecture(
         "seed_oss",
         {**_ATTENTION, **_NETWORK, "post_attention_norm": "post_attention_layernorm"},
@@ -185,5 +240,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 }  # fmt: skip
 """By `general.architecture`, and by one of `VARIANTS`. Mistral's is llama."""
 
-VARIANTS = {"experts": "expert_count", "windows": "attention.sliding_window"}
+VARIANTS = {
+    "experts": "expert_count", "windows": "attention.sliding_window",
+    "temperature": "attention.temperature_scale",
+}  # fmt: skip
 """Metadata that tells classes of one architecture apart: `llama with experts` has the first."""

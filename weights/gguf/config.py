@@ -24,6 +24,8 @@ def gguf_config(header: GGUFHeader) -> dict[str, object]:
         "head_dim": "attention.key_length",
         "max_position_embeddings": "context_length",
         "num_experts": "expert_count",
+        "linear_num_value_heads": "ssm.time_step_rank",
+        "conv_L_cache": "shortconv.l_cache",
     }
     embedding = header.tensors.get(_EMBEDDING)
     return {
@@ -67,7 +69,7 @@ def model_config(header: GGUFHeader, architecture: Architecture) -> dict[str, ob
         "model_type": architecture.model_type,
         "hidden_size": keys.hidden,
         "num_hidden_layers": layers,
-        "intermediate_size": keys.whole("feed_forward_length"),
+        "intermediate_size": keys.intermediate,
         "num_attention_heads": keys.heads,
         "num_key_value_heads": keys.kv_heads,
         "head_dim": keys.head_dim,

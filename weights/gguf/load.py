@@ -7,10 +7,10 @@ take two bytes each on a GPU.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,10 +19,12 @@ from mlx_lm.utils import _get_classes
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.weights.checksum import known_sha256
 from redrafter_mlx.weights.gguf.architectures import Architecture
+from redrafter_mlx.weights.gguf.arrays import as_in_mlx
 from redrafter_mlx.weights.gguf.config import architecture_of, model_config, unsupported
 from redrafter_mlx.weights.gguf.fingerprint import gguf_fingerprint
 from redrafter_mlx.weights.gguf.header import BITS, READABLE, GGUFHeader, TensorInfo, read_header
 from redrafter_mlx.weights.gguf.rope import FACTORS, rope_scaling
+from redrafter_mlx.weights.gguf.settings import Keys
 from redrafter_mlx.weights.gguf.tensors import GROUP_SIZE, read_tensors
 from redrafter_mlx.weights.gguf.tokenizer import tokenizer_from_gguf
 from redrafter_mlx.weights.raw_model import RawModel, context_length
@@ -43,10 +45,10 @@ def load_gguf(path: Path) -> RawModel:
     header, architecture, config = _described(path)
     vocabulary = header.tensors["token_embd.weight"].shape[0]
     try:
-        tensors = {_path(architecture, n): t for n, t in header.tensors.items() if n not in FACTORS}
+        tensors = {_path(architecture, n): t for n, t in _parameters(header).items()}
         kind, arguments = _get_classes(config)
         model = kind(arguments.from_dict(config))
-        arrays = _as_in_mlx(read_tensors(tensors), architecture, config)
+        arrays = as_in_mlx(read_tensors(tensors), architecture, config)
         if hasattr(model, "sanitize"):  # Gemma 3's drops the head of a model that has none
             arrays = model.sanitize(arrays)
         _quantize_as_stored(model, tensors)
@@ -84,14 +86,18 @@ def _described(path: Path) -> tuple[GGUFHeader, Architecture, dict[str, object]]
     architecture = architecture_of(header)
     _check_tensors(header, architecture)
     config = model_config(header, architecture)
-    config["rope_scaling"] = rope_scaling(header, architecture, config)
+    scaling = rope_scaling(header, architecture, config)
+    config["rope_scaling"] = scaling
+    parameters = config.get("rope_parameters")
+    if isinstance(parameters, dict) and scaling is not None:
+        config["rope_parameters"] = {**parameters, **scaling}
     return header, architecture, config
 
 
 def _check_tensors(header: GGUFHeader, architecture: Architecture) -> None:
     """Raise UnsupportedModelError naming the first tensor, or its type, that cannot be read."""
-    for name, tensor in header.tensors.items():
-        if name not in FACTORS and architecture.path(name) is None:
+    for name, tensor in _parameters(header).items():
+        if architecture.path(name) is None:
             what = f"it holds {name:.80}, which no plain {architecture.model_type} has"
             raise unsupported(header, what)
         if tensor.type not in READABLE:
@@ -102,6 +108,18 @@ def _check_tensors(header: GGUFHeader, architecture: Architecture) -> None:
             )
 
 
+def _parameters(header: GGUFHeader) -> dict[str, TensorInfo]:
+    """Return the tensors of the model, without those of layers that predict later tokens."""
+    keys = Keys(header, header.get("general.architecture", str))
+    after = range(keys.layers, keys.whole("block_count"))
+    numbers = {name: re.match(r"blk\.(\d+)\.", name) for name in header.tensors}
+    return {
+        name: header.tensors[name]
+        for name, number in numbers.items()
+        if name not in FACTORS and (number is None or int(number[1]) not in after)
+    }
+
+
 def _path(architecture: Architecture, name: str) -> str:
     path = architecture.path(name)
     assert path is not None, "_check_tensors has refused other names"
@@ -109,32 +127,11 @@ def _path(architecture: Architecture, name: str) -> str:
 
 
 def _stored(header: GGUFHeader, architecture: Architecture) -> mx.Dtype:
+    """Return the dtype; routers and convolutions are float32 in any file."""
     matrices = {t.type for t in header.tensors.values() if len(t.shape) >= 2}
+    matrices = matrices - {"F32"} or matrices
     mixed = mx.bfloat16 if architecture.wide else mx.float16
     return _PLAIN.get(next(iter(matrices)), mixed) if len(matrices) == 1 else mixed
-
-
-def _as_in_mlx(
-    arrays: dict[str, mx.array], architecture: Architecture, config: Mapping[str, object]
-) -> dict[str, mx.array]:
-    """Return the arrays as mlx-lm's class computes with them: see `Architecture`."""
-    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
-    changed = {}
-    for name, array in arrays.items():
-        _, module, _ = ("." + name).rsplit(".", 2)
-        if architecture.adds_one and module.endswith("norm"):
-            changed[name] = array - 1
-        elif architecture.pairs and not architecture.traditional and module in heads:
-            changed[name] = _halves(array, cast("int", config[heads[module]]))
-        else:
-            changed[name] = array
-    return changed
-
-
-def _halves(array: mx.array, heads: int) -> mx.array:
-    """Return rows [H * d, ...] in the order for rotation of halves instead of adjacent pairs."""
-    rest = array.shape[1:]
-    return array.reshape(heads, -1, 2, *rest).swapaxes(1, 2).reshape(-1, *rest)
 
 
 def _quantize_as_stored(model: nn.Module, tensors: Mapping[str, TensorInfo]) -> None:

@@ -57,6 +57,8 @@ def rope_scaling(
     elif kind not in ("none", "linear"):
         scaling = {"type": kind}
     found = None if scaling is None else scaling.get("type", scaling.get("rope_type"))
+    if scaling is not None and "mscale" in scaling:
+        found = f"{found} with yarn_log_multiplier"
     if found is not None and found not in architecture.scalings:
         raise unsupported(
             header, f"{config['model_type']} in GGUF with {found} rope scaling is not read"
@@ -75,9 +77,9 @@ def _yarn(keys: Keys, factor: float) -> dict[str, object]:
     for key in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor"):
         if keys.number(f"rope.scaling.{key}", 1.0) != 1.0:
             raise unsupported(keys.header, f"YaRN with {key} is not read")
-    if keys.number("rope.scaling.yarn_log_multiplier", 0.0) != 0.0:
-        raise unsupported(keys.header, "YaRN with yarn_log_multiplier is not read")
+    multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
     return {
+        **({"mscale": 1.0, "mscale_all_dim": multiplier} if multiplier else {}),
         "type": "yarn",
         "factor": factor,
         "original_max_position_embeddings": keys.whole(

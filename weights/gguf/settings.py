@@ -31,6 +31,9 @@ class Keys:
     def text(self, key: str, default: str) -> str:
         return self.header.get(f"{self.architecture}.{key}", str, default)
 
+    def flag(self, key: str, default: bool) -> bool:
+        return self.header.get(f"{self.architecture}.{key}", bool, default)
+
     def has(self, key: str) -> bool:
         return f"{self.architecture}.{key}" in self.header.metadata
 
@@ -56,6 +59,13 @@ class Keys:
     @property
     def heads(self) -> int:
         return self.whole("attention.head_count")
+
+    @property
+    def intermediate(self) -> int:
+        """Units of a dense network; of a model that has only experts, those of an expert."""
+        if self.has("expert_feed_forward_length") and not self.has("feed_forward_length"):
+            return self.whole("expert_feed_forward_length")
+        return self.whole("feed_forward_length")
 
     @property
     def kv_heads(self) -> int:
@@ -93,16 +103,18 @@ def of_experts(keys: Keys) -> Mapping[str, object]:
     if not keys.whole("expert_count", 0):
         return {}
     count, used = keys.whole("expert_count"), keys.whole("expert_used_count")
-    of_all = keys.whole("feed_forward_length", 0)
+    of_all = keys.intermediate
     return {
         **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), count),
         "num_experts_per_tok": used,
         "moe_intermediate_size": keys.whole("expert_feed_forward_length", of_all // max(used, 1)),
         "shared_expert_intermediate_size": keys.whole("expert_shared_feed_forward_length", of_all),
         "first_k_dense_replace": keys.whole("leading_dense_block_count", 0),
+        "n_shared_experts": keys.whole("expert_shared_count", 0),
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": keys.flag("expert_weights_norm", True),
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
-        "norm_topk_prob": True,
     }
 
 
@@ -224,3 +236,53 @@ def seed_oss(keys: Keys) -> Mapping[str, object]:
 
 def ernie(keys: Keys) -> Mapping[str, object]:
     return {"use_bias": keys.holds("attn_q.bias")}
+
+
+def glm4_moe(keys: Keys) -> Mapping[str, object]:
+    return {
+        **glm4(keys),
+        "use_qk_norm": keys.holds("attn_q_norm.weight"),
+        "n_group": keys.whole("expert_group_count", 1),
+        "topk_group": keys.whole("expert_group_used_count", 1),
+    }
+
+
+def ministral3(keys: Keys) -> Mapping[str, object]:
+    return {
+        "rope_parameters": {
+            "rope_theta": keys.number("rope.freq_base"),
+            "llama_4_scaling_beta": keys.number("attention.temperature_scale"),
+        }
+    }
+
+
+def lfm2(keys: Keys) -> Mapping[str, object]:
+    heads = keys.each("attention.head_count_kv") or [keys.kv_heads] * keys.layers
+    return {
+        "layer_types": ["full_attention" if some else "conv" for some in heads],
+        "conv_L_cache": keys.whole("shortconv.l_cache"),
+        "conv_bias": keys.holds("shortconv.conv.bias"),
+        "block_dim": keys.hidden,
+        "block_multiple_of": 1,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": False,
+        "use_expert_bias": keys.holds("exp_probs_b.bias"),
+        "num_dense_layers": keys.whole("leading_dense_block_count", 0),
+    }
+
+
+def qwen3_5(keys: Keys) -> Mapping[str, object]:
+    values = keys.whole("ssm.time_step_rank")
+    return {
+        "full_attention_interval": keys.whole("full_attention_interval", 4),
+        "linear_conv_kernel_dim": keys.whole("ssm.conv_kernel"),
+        "linear_key_head_dim": keys.whole("ssm.state_size"),
+        "linear_num_key_heads": keys.whole("ssm.group_count"),
+        "linear_num_value_heads": values,
+        "linear_value_head_dim": keys.whole("ssm.inner_size") // max(values, 1),
+        "rope_parameters": {
+            "type": "default",
+            "rope_theta": keys.number("rope.freq_base"),
+            "partial_rotary_factor": keys.rotary,
+        },
+    }
