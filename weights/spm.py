@@ -47,6 +47,7 @@ class Pieces:
     kinds:      SentencePiece's (and GGUF's) piece types, see the constants above
     bos, eos:   negative if there is none
     add_prefix: whether a space is prepended to the text, SentencePiece's `add_dummy_prefix`
+    merges:     pairs of pieces, first those that are merged first; None to go by the scores
     """
 
     name: str
@@ -57,6 +58,7 @@ class Pieces:
     eos: int
     add_prefix: bool = True
     add_bos: bool = True
+    merges: Sequence[tuple[str, str]] | None = None
 
 
 def read_pieces(path: Path) -> Pieces:
@@ -101,14 +103,17 @@ def spm_tokenizer(
     """Build a tokenizer that recognises control pieces; other text never merges into them.
 
     Raises UnsupportedModelError if equal scores leave the order of merges to the text, and
-    DamagedFileError for a byte token that names no byte.
+    DamagedFileError for a byte token that names no byte or a merge of pieces that are not there.
     """
     _check_bytes(pieces)
     pairs = zip(pieces.texts, pieces.kinds, strict=True)
     unknown = next((text for text, kind in pairs if kind == UNKNOWN), None)
     vocabulary = {text: i for i, text in enumerate(pieces.texts)}
-    merges = _merges(pieces, vocabulary)
-    bpe = models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    merges = _merges(pieces, vocabulary) if pieces.merges is None else [*pieces.merges]
+    try:
+        bpe = models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    except Exception as error:  # the binding raises Exception itself
+        raise DamagedFileError(f"{pieces.name}: its tokenizer's merges: {error}") from error
     backend = Tokenizer(bpe)
     prefix = [normalizers.Prepend(_SPACE)] if pieces.add_prefix else []
     backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])

@@ -33,7 +33,7 @@ class Case:
     change:  what else the converter does to a parameter, by mlx-lm's name
     added:   what the file adds to norms
     pairs:   whether queries and keys are permuted for rotation of adjacent pairs
-    kv_heads:   number in each layer, if they differ
+    kv_heads, units: number in each layer, if they differ
     predicting: number of layers that predict later tokens
     """
 
@@ -46,6 +46,7 @@ class Case:
     added: float = 0.0
     pairs: bool = False
     kv_heads: tuple[int, ...] = ()
+    units: tuple[int, ...] = ()
     predicting: int = 0
 
 
@@ -72,10 +73,10 @@ def write_file(path: Path, case: Case) -> nn.Module:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(layers + case.predicting)
-    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_feed_forward_length(case.units or config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(case.kv_heads or config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
+    writer.add_key_length(config.get("global_head_dim", config["head_dim"]))
     if "layer_norm_eps" in config:
         writer.add_layer_norm_eps(config["layer_norm_eps"])
     else:
@@ -103,6 +104,11 @@ def write_file(path: Path, case: Case) -> nn.Module:
         found = names.get_name(stem)
         assert found is not None, stem
         data = np.ascontiguousarray(case.change(name, data))
+        if "switch_glu.gate_proj" in name:  # Gemma 4's file has one tensor for gates and the rest
+            gates = data
+            continue
+        if "switch_glu.up_proj" in name:
+            data = np.concatenate([gates, data], axis=-2)
         writer.add_tensor(f"{found}.{part}".removesuffix("."), data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

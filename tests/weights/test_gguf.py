@@ -426,6 +426,30 @@ def test_a_sentencepiece_vocabulary_without_a_prefix_keeps_spaces_and_html(tmp_p
     assert detokenizer.text.removeprefix("<s>") == text
 
 
+def test_a_sentencepiece_vocabulary_with_merges_goes_by_them(tmp_path: Path) -> None:
+    """As Gemma 4's, whose scores say nothing."""
+    metadata = sentencepiece_metadata(tokenizer__ggml__add_space_prefix=False)
+    texts = [*metadata["tokenizer.ggml.tokens"][:259], "a", "b", "ab", "ba", "\u2581", "<turn|>"]
+    metadata |= {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": texts,
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, 1, 1, 1, 1, 1, 3],
+        "tokenizer.ggml.scores": [-1000.0] * len(texts),
+    }
+    tensors = gguf_tensors(llama_model(), F16)
+    for merges, want in (["b a", "a b"], ["a", "ba"]), (["a b", "b a"], ["ab", "a"]):
+        metadata["tokenizer.ggml.merges"] = merges
+        path = write_gguf(tmp_path / "m.gguf", metadata, tensors)
+        tokenizer = load_gguf(path).read_tokenizer()
+        ids = encode_text(tokenizer, "aba é")
+        assert [texts[i] for i in ids] == [*want, "\u2581", "<0xC3>", "<0xA9>"]
+        assert tokenizer.decode(ids, skip_special_tokens=True) == "aba é"
+        assert texts.index("<turn|>") in tokenizer.eos_token_ids
+    metadata["tokenizer.ggml.merges"] = ["b c"]
+    with pytest.raises(DamagedFileError, match=r"m\.gguf: its tokenizer's merges"):
+        load_gguf(write_gguf(path, metadata, tensors)).read_tokenizer()
+
+
 PRE_TOKENIZERS = [
     "smollm", "gpt-2", "llama-bpe", "glm4", "qwen2", "deepseek-r1-qwen", "qwen35", "seed-coder",
     "tekken", "gpt-4o",

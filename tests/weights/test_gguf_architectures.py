@@ -150,6 +150,27 @@ def write_qwen35_moe(writer: Any) -> None:
     write_moe_with_shared(writer)
 
 
+def write_gemma4(writer: Any) -> None:
+    writer.add_sliding_window(8)
+    writer.add_sliding_window_pattern([True, False, True, False])
+    writer.add_key_length_swa(16)
+    writer.add_rope_freq_base_swa(5000.0)
+    writer.add_final_logit_softcapping(3.0)
+    factors = np.array([1.0] * 4 + [1e30] * 12, np.float32)
+    writer.add_tensor("rope_freqs.weight", factors)
+
+
+def write_gemma4_small(writer: Any) -> None:
+    write_gemma4(writer)
+    writer.add_shared_kv_layers(2)
+    writer.add_embedding_length_per_layer_input(32)
+
+
+def write_gemma4_moe(writer: Any) -> None:
+    write_gemma4(writer)
+    write_moe(writer)
+
+
 def without_last_axis(name: str, values: np.ndarray) -> np.ndarray:
     return values[..., 0] if name.endswith("conv.weight") else values
 
@@ -190,6 +211,21 @@ GRANITE = {
     "embedding_multiplier": 6.0, "residual_multiplier": 0.4, "logits_scaling": 5.0,
     "tie_word_embeddings": True,
 }  # fmt: skip
+GEMMA4 = {
+    "model_type": "gemma4_text", "head_dim": 16, "global_head_dim": 32, "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 8,
+    "final_logit_softcapping": 3.0, "tie_word_embeddings": True,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 50000.0,
+                           "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0}},
+}  # fmt: skip
+GEMMA4_NAMES = (
+    ("layer_scalar", "layer_scalar.weight"), ("router.scale", "router.proj.scale"),
+    ("router.per_expert_scale", "experts.down_proj.scale"), 
+    ("switch_glu.gate_proj", "gate_up_proj"), ("switch_glu.up_proj", "gate_up_proj"),
+    ("switch_glu.", ""),
+)  # fmt: skip
 LFM2 = {
     "norm_eps": 1e-6, "conv_bias": True, "conv_L_cache": 3,
     "layer_types": ["conv", "full_attention"],
@@ -327,6 +363,21 @@ CASES = {
     ),
     "gemma3": Case("gemma3", GEMMA3, write_gemma3, added=1.0),
     "gemma3, Ollama's": Case("gemma3", GEMMA3, write_gemma3_of_ollama, added=1.0),
+    "gemma4, small": Case(
+        "gemma4",
+        {**GEMMA4, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 32,
+         "vocab_size_per_layer_input": 267, "use_double_wide_mlp": True},
+        write_gemma4_small, renamed=GEMMA4_NAMES, units=(96, 96, 192, 192),
+        types=(("embed_tokens_per_layer", Q.Q8_0),),
+    ),
+    "gemma4, large": Case(
+        "gemma4",
+        {**GEMMA4, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0,
+         "num_global_key_value_heads": 1, "attention_k_eq_v": True, "enable_moe_block": True,
+         "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 32},
+        write_gemma4_moe, renamed=GEMMA4_NAMES, kv_heads=(2, 1, 2, 1),
+        types=(("switch_glu", Q.Q4_0),),
+    ),
     "phi3": Case(
         "phi3",
         {"model_type": "phi3", "partial_rotary_factor": 0.5, "rope_scaling": LONG,

@@ -33,14 +33,26 @@ def as_in_mlx(
     """Return the arrays as mlx-lm's class computes with them: see `Architecture`."""
     halved = architecture.pairs and not architecture.traditional
     changes = {**_CHANGES, **(_PAIRS if halved else {})}
-    sizes, changed = Sizes(config), {}
+    sizes = Sizes(config)
+    changed: dict[str, mx.array] = {}
     for name, array in arrays.items():
         module = re.sub(r"^.*\blayers\.\d+\.|\.(weight|scales|biases|bias)$", "", name)
         if architecture.adds_one and module.endswith("norm"):
-            changed[name] = array - 1
-        else:
-            changed[name] = changes[module](array, sizes) if module in changes else array
+            array = array - 1
+        elif module in changes:
+            array = changes[module](array, sizes)
+        parts = parts_of(name)
+        split = mx.split(array, len(parts), axis=-2) if len(parts) > 1 else [array]
+        changed.update(zip(parts, split, strict=True))
     return changed
+
+
+def parts_of(name: str) -> tuple[str, ...]:
+    """Return mlx-lm's names of what is one tensor in a file: gates of experts before their rest."""
+    fused = "experts.switch_glu.gate_up_proj"
+    if fused not in name:
+        return (name,)
+    return tuple(name.replace(fused, fused.replace("gate_up", part)) for part in ("gate", "up"))
 
 
 def _halves(array: mx.array, heads: int) -> mx.array:

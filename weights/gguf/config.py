@@ -29,11 +29,17 @@ def gguf_config(header: GGUFHeader) -> dict[str, object]:
     }
     embedding = header.tensors.get(_EMBEDDING)
     return {
-        **{ours: header.metadata.get(f"{kind}.{name}") for ours, name in names.items()},
+        **{ours: _largest(header.metadata.get(f"{kind}.{n}")) for ours, n in names.items()},
         "model_type": kind,
         "vocab_size": embedding.shape[0] if embedding else None,
         "tie_word_embeddings": _HEAD not in header.tensors,
     }
+
+
+def _largest(value: object) -> object:
+    """Return a number, and of numbers for each layer the largest."""
+    numbers = [v for v in value if isinstance(v, int)] if isinstance(value, list) else []
+    return max(numbers) if numbers else value
 
 
 def architecture_of(header: GGUFHeader) -> Architecture:

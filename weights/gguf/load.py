@@ -19,7 +19,7 @@ from mlx_lm.utils import _get_classes
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.weights.checksum import known_sha256
 from redrafter_mlx.weights.gguf.architectures import Architecture
-from redrafter_mlx.weights.gguf.arrays import as_in_mlx
+from redrafter_mlx.weights.gguf.arrays import as_in_mlx, parts_of
 from redrafter_mlx.weights.gguf.config import architecture_of, model_config, unsupported
 from redrafter_mlx.weights.gguf.fingerprint import gguf_fingerprint
 from redrafter_mlx.weights.gguf.header import BITS, READABLE, GGUFHeader, TensorInfo, read_header
@@ -89,8 +89,8 @@ def _described(path: Path) -> tuple[GGUFHeader, Architecture, dict[str, object]]
     scaling = rope_scaling(header, architecture, config)
     config["rope_scaling"] = scaling
     parameters = config.get("rope_parameters")
-    if isinstance(parameters, dict) and scaling is not None:
-        config["rope_parameters"] = {**parameters, **scaling}
+    if isinstance(parameters, dict):  # of all layers, or of each kind
+        parameters.get("full_attention", parameters).update(scaling or {})
     return header, architecture, config
 
 
@@ -137,9 +137,10 @@ def _stored(header: GGUFHeader, architecture: Architecture) -> mx.Dtype:
 def _quantize_as_stored(model: nn.Module, tensors: Mapping[str, TensorInfo]) -> None:
     """Quantise the layers whose weights are quantised in the file."""
     types = {
-        name.removesuffix(".weight"): tensor.type
+        part.removesuffix(".weight"): tensor.type
         for name, tensor in tensors.items()
         if tensor.type in BITS
+        for part in parts_of(name)
     }
 
     def how(path: str, _: nn.Module) -> bool | dict[str, int | str]:

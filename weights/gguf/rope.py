@@ -48,6 +48,10 @@ def rope_scaling(
         scaling = _yarn(keys, factor)
     elif kind == "linear" and factor not in (0, 1):
         scaling = {"type": "linear", "factor": factor}
+    elif _LLAMA3_FACTORS in header.tensors and "proportional" in architecture.scalings:
+        factors = _factors(header, _LLAMA3_FACTORS, keys.head_dim // 2)
+        share = float(np.mean(factors == 1))  # of dimensions that are rotated; others have 1e30
+        scaling = {"type": "proportional", "partial_rotary_factor": share}
     elif _LLAMA3_FACTORS in header.tensors:
         scaling = _llama3(header, keys.head_dim, keys.number("rope.freq_base", 10000.0))
     elif _LONG in header.tensors:

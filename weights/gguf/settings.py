@@ -40,8 +40,13 @@ class Keys:
     def each(self, key: str) -> list[int] | None:
         """Return a value for each layer; None if the file has one for all, or none."""
         name = f"{self.architecture}.{key}"
-        listed = isinstance(self.header.metadata.get(name), list)
-        return self.header.items(name, int) if listed else None
+        if not isinstance(self.header.metadata.get(name), list):
+            return None
+        values, layers = self.header.items(name, int), self.whole("block_count")
+        if len(values) != layers:
+            path = self.header.path
+            raise DamagedFileError(f"{path}: {name} of {len(values)} layers, and not {layers}")
+        return values
 
     def holds(self, tensor: str) -> bool:
         """Whether the file has this tensor of any layer."""
@@ -62,7 +67,9 @@ class Keys:
 
     @property
     def intermediate(self) -> int:
-        """Units of a dense network; of a model that has only experts, those of an expert."""
+        """Units of a dense network, the fewest; of a model of experts alone, those of an expert."""
+        if each := self.each("feed_forward_length"):
+            return min(each)
         if self.has("expert_feed_forward_length") and not self.has("feed_forward_length"):
             return self.whole("expert_feed_forward_length")
         return self.whole("feed_forward_length")
@@ -76,10 +83,10 @@ class Keys:
     @property
     def head_dim(self) -> int:
         """Size of a head; DamagedFileError if there is no head to divide by."""
-        if self.hidden <= 0 or self.heads <= 0:
-            path = self.header.path
-            raise DamagedFileError(f"{path}: {self.hidden} hidden units in {self.heads} heads")
-        return self.whole("attention.key_length", self.hidden // self.heads)
+        path, hidden, heads = self.header.path, self.hidden, self.heads
+        if hidden <= 0 or heads <= 0 or self.whole("attention.key_length", 1) <= 0:
+            raise DamagedFileError(f"{path}: {hidden} hidden units in {heads} heads")
+        return self.whole("attention.key_length", max(hidden // heads, 1))
 
     @property
     def rotary(self) -> float:
@@ -123,7 +130,7 @@ def _window_list(keys: Keys, period: int) -> list[bool]:
     key = "attention.sliding_window_pattern"
     listed = keys.each(key)
     if listed is None:
-        period = keys.whole(key, period)
+        period = max(keys.whole(key, period), 1)
         return [(i + 1) % period != 0 for i in range(keys.layers)]
     return [bool(windowed) for windowed in listed]
 
@@ -284,5 +291,40 @@ def qwen3_5(keys: Keys) -> Mapping[str, object]:
             "type": "default",
             "rope_theta": keys.number("rope.freq_base"),
             "partial_rotary_factor": keys.rotary,
+        },
+    }
+
+
+def gemma4(keys: Keys) -> Mapping[str, object]:
+    head_dim = keys.whole("attention.key_length_swa")
+    if keys.whole("rope.dimension_count_swa", head_dim) != head_dim:
+        raise UnsupportedModelError(f"{keys.header.path}: heads with a window, rotated in part")
+    windowed = _window_list(keys, 6)
+    kinds = ["sliding_attention" if window else "full_attention" for window in windowed]
+    shared = keys.whole("attention.shared_kv_layers", 0)
+    whole = [i for i in range(keys.layers - shared) if not windowed[i]]
+    kv_heads = keys.each("attention.head_count_kv") or [keys.kv_heads] * keys.layers
+    heads = dict(zip(windowed, kv_heads, strict=False))
+    embedded = keys.header.tensors.get("per_layer_token_embd.weight")
+    sizes = {*(keys.each("feed_forward_length") or ())}
+    cap = "final_logit_softcapping"
+    return {
+        "head_dim": head_dim,
+        "global_head_dim": keys.head_dim,
+        "num_key_value_heads": heads.get(True, keys.kv_heads),
+        "num_global_key_value_heads": heads.get(False, keys.kv_heads),
+        "attention_k_eq_v": not all(keys.holds(f"{i}.attn_v.weight") for i in whole),
+        "num_kv_shared_layers": shared,
+        "use_double_wide_mlp": len(sizes) > 1,
+        "hidden_size_per_layer_input": keys.whole("embedding_length_per_layer_input", 0),
+        "vocab_size_per_layer_input": embedded.shape[0] if embedded else 0,
+        "layer_types": kinds,
+        "sliding_window": keys.whole("attention.sliding_window"),
+        "final_logit_softcapping": keys.number(cap) if keys.has(cap) else None,
+        "enable_moe_block": keys.holds("ffn_gate_inp.weight"),
+        "top_k_experts": keys.whole("expert_used_count", 0),
+        "rope_parameters": {
+            "full_attention": {"rope_theta": keys.number("rope.freq_base")},
+            "sliding_attention": {"rope_theta": keys.number("rope.freq_base_swa")},
         },
     }

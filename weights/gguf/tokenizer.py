@@ -1,8 +1,9 @@
 """Build the tokenizer from a GGUF file's metadata.
 
 `tokenizer.ggml.model` gives the kind: `gpt2` is byte-level BPE with its merges, `llama` is
-SentencePiece BPE with its scores. No GGUF file holds the rule that splits byte-level text into
-words before merging. `tokenizer.ggml.pre` only names the rule; unknown names are refused.
+SentencePiece BPE with its scores, and `gemma4` the same with merges. No GGUF file holds the rule
+that splits byte-level text into words before merging. `tokenizer.ggml.pre` only names the rule;
+unknown names are refused.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from redrafter_mlx.weights.spm import CONTROL, USER_DEFINED, Pieces, fast_tokeni
 _HARMONY_ENDS = ("<|return|>", "<|call|>")
 _ENDS = (
     "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>",
-    "<end_of_turn>", "<eos>", "</s>", *_HARMONY_ENDS,
+    "<end_of_turn>", "<turn|>", "<eos>", "</s>", *_HARMONY_ENDS,
 )  # fmt: skip
 """Control tokens that end an answer in any vocabulary that has them."""
 
@@ -95,10 +96,11 @@ def tokenizer_from_gguf(header: GGUFHeader, vocab_size: int) -> TokenizerWrapper
     ]
     if kind == "gpt2":
         return _byte_level(header, tokens, types)
-    if kind == "llama":
+    if kind in ("llama", "gemma4"):
         return _sentencepiece(header, tokens, types)
     raise UnsupportedModelError(
-        f"{header.path}: tokenizers of kind {kind} are not read from GGUF, only gpt2 and llama"
+        f"{header.path}: tokenizers of kind {kind} are not read from GGUF, only gpt2, llama "
+        f"and gemma4"
     )
 
 
@@ -109,10 +111,9 @@ def _byte_level(header: GGUFHeader, tokens: list[str], types: list[int]) -> Toke
             f"{header.path}: how its tokenizer cuts text into words, {pre!r}, is not known here; "
             f"known are {', '.join(_PRE_TOKENIZERS)}"
         )
-    pairs = [merge.partition(" ")[::2] for merge in header.items("tokenizer.ggml.merges", str)]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     try:
-        merges = models.BPE(vocabulary, pairs, ignore_merges=pre in _WHOLE_WORDS)
+        merges = models.BPE(vocabulary, _pairs(header), ignore_merges=pre in _WHOLE_WORDS)
     except Exception as error:  # the binding raises Exception itself
         raise DamagedFileError(f"{header.path}: its tokenizer's merges: {error}") from error
     backend = Tokenizer(merges)
@@ -152,6 +153,7 @@ def _sentencepiece(header: GGUFHeader, tokens: list[str], types: list[int]) -> T
         eos=tokens.index(eos),
         add_prefix=header.get("tokenizer.ggml.add_space_prefix", bool, True),
         add_bos=header.get("tokenizer.ggml.add_bos_token", bool, True),
+        merges=_pairs(header) if header.get("tokenizer.ggml.model", str) == "gemma4" else None,
     )
     return spm_tokenizer(
         pieces,
@@ -159,6 +161,11 @@ def _sentencepiece(header: GGUFHeader, tokens: list[str], types: list[int]) -> T
         chat_template=_chat_template(header),
         max_length=_context_length(header),
     )
+
+
+def _pairs(header: GGUFHeader) -> list[tuple[str, str]]:
+    split = (merge.partition(" ") for merge in header.items("tokenizer.ggml.merges", str))
+    return [(left, right) for left, _, right in split]
 
 
 def _token(
