@@ -12,7 +12,7 @@ from pathlib import Path
 
 import mlx
 import pytest
-from places import SUPPORT
+from places import SUPPORT, SUPPORT_PATH
 from simulated import cliff, timings_of_batches
 
 import redrafter_mlx  # noqa: F401
@@ -27,7 +27,7 @@ os.environ["TMPDIR"] = SCRATCH
 
 # Child processes import what tests share.
 os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    [*SUPPORT_PATH, *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
 

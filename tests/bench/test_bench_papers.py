@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from bench_samples import DRAFTED, PLAIN, answer
 from paper_samples import (  # noqa: F401
+    ONCE,
     SOURCE,
-    asking,
     columns,
     loader,
     paper,
+    questions,
     tiny_redrafter,
     trained_folder,
 )
@@ -35,13 +36,6 @@ from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY
-
-ONCE = ["--limit", "1", "-r", "1", "--warmup", "0"]
-
-
-@pytest.fixture
-def questions(tmp_path: Path) -> list[str]:
-    return asking(tmp_path)
 
 
 def rows_of(*answers: Answer) -> list[Row]:

@@ -9,11 +9,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from paper_samples import (  # noqa: F401
+    ONCE,
     SOURCE,
-    asking,
     columns,
     loader,
     paper,
+    questions,
     tiny_redrafter,
     trained_folder,
 )
@@ -25,13 +26,6 @@ from redrafter_mlx.bench.papers.report import published_table
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
-
-ONCE = ["--limit", "1", "-r", "1", "--warmup", "0"]
-
-
-@pytest.fixture
-def questions(tmp_path: Path) -> list[str]:
-    return asking(tmp_path)
 
 
 def test_a_batch_that_does_not_fit_in_memory_is_a_cell(

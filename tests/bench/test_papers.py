@@ -11,10 +11,10 @@ import pytest
 from bench_samples import DRAFTED, answer
 from paper_samples import (  # noqa: F401
     SOURCE,
-    asking,
     columns,
     loader,
     paper,
+    questions,
     tiny_redrafter,
     trained_folder,
 )
@@ -36,11 +36,6 @@ from redrafter_mlx.bench.papers.published import CHIPS, authors_grid, published
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.speculation.sampling import log_softmax
-
-
-@pytest.fixture
-def questions(tmp_path: Path) -> list[str]:
-    return asking(tmp_path)
 
 
 @pytest.mark.parametrize("chip", CHIPS)

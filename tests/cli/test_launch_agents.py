@@ -194,7 +194,7 @@ def test_a_server_is_started_for_the_agent_and_ends_with_it(
 ) -> None:
     """In its own process, here with a tiny model."""
     port = free_port()
-    child = [sys.executable, str(SUPPORT / "serving.py"), str(port), "0", "/", "0"]
+    child = [sys.executable, str(SUPPORT / "servers" / "serving.py"), str(port), "0", "/", "0"]
     start, made = subprocess.Popen, []
 
     def instead(command: list[str], **options: object) -> subprocess.Popen[bytes]:
@@ -219,7 +219,7 @@ def test_a_server_ends_when_the_terminal_is_closed(programs: Path) -> None:
         f"#!{sys.executable}\nimport time\nprint('begun', flush=True)\ntime.sleep(99)\n"
     )
     port = free_port()
-    serving = str(SUPPORT / "serving.py")
+    serving = str(SUPPORT / "servers" / "serving.py")
     code = (
         "import sys\nfrom redrafter_mlx.cli import main\n"
         "from redrafter_mlx.cli.launch import server\n"

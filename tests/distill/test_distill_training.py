@@ -15,7 +15,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from places import SUPPORT
 from students import losses, make_trainer, student_of, texts
 from tiny import HIDDEN, load_drafter, random_drafter, random_model
 
@@ -195,8 +194,7 @@ def test_the_order_of_batches_depends_on_seed_and_pass_alone(tmp_path: Path) -> 
 
 
 KILLED = """
-import os, signal, sys
-sys.path.insert(0, {tests!r})
+import os, signal
 import redrafter_mlx
 from pathlib import Path
 import mlx.core as mx
@@ -218,10 +216,9 @@ def test_killed_while_saving_leaves_the_checkpoint_before(tmp_path: Path) -> Non
     unbroken = tmp_path / "unbroken"
     unbroken.mkdir()
     want = losses(make_trainer(unbroken))
-    tests = str(SUPPORT)
     folder = tmp_path / "killed"
     folder.mkdir()
-    script = textwrap.dedent(KILLED.format(tests=tests, folder=str(folder)))
+    script = textwrap.dedent(KILLED.format(folder=str(folder)))
     died = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True)
     assert died.returncode == -signal.SIGKILL, died.stderr.decode()
     saved = read_checkpoint(folder / "out")

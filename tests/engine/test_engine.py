@@ -23,7 +23,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from places import SUPPORT
 from tiny import byte_model, byte_tokenizer, random_drafter
 from waiting import DEADLINE, wait_for
 
@@ -1251,7 +1250,6 @@ def test_status_counts_what_runs_and_what_waits(model: nn.Module) -> None:
 
 _LEFT_OPEN = """
 import sys
-sys.path.insert(0, sys.argv[1])
 from tiny import byte_model, byte_tokenizer
 from redrafter_mlx.engine.engine import Redrafter
 model = Redrafter(byte_model(seed=1, max_position_embeddings=10**6), byte_tokenizer(), None)
@@ -1262,16 +1260,12 @@ sys.exit(7)
 
 
 def test_a_process_may_end_in_the_midst_of_an_answer() -> None:
-    here = str(SUPPORT)
-    ended = subprocess.run(
-        [sys.executable, "-c", _LEFT_OPEN, here], capture_output=True, timeout=60
-    )
+    ended = subprocess.run([sys.executable, "-c", _LEFT_OPEN], capture_output=True, timeout=60)
     assert ended.returncode == 7, ended.stderr.decode()
 
 
 _IN_A_DAEMON = """
 import asyncio, sys, threading, time
-sys.path.insert(0, sys.argv[1])
 from tiny import byte_model, byte_tokenizer
 from redrafter_mlx.engine.engine import Redrafter
 model = Redrafter(byte_model(seed=1, max_position_embeddings=10**6), byte_tokenizer(), None)
@@ -1296,7 +1290,7 @@ def asynchronously():
             begun.set()
     asyncio.run(answer())
 
-threading.Thread(target=globals()[sys.argv[2]], daemon=True).start()
+threading.Thread(target=globals()[sys.argv[1]], daemon=True).start()
 begun.wait()
 time.sleep(0.1)
 """
@@ -1306,8 +1300,7 @@ time.sleep(0.1)
 def test_a_daemon_thread_that_answers_at_the_end_of_the_process_ends_without_a_word(
     door: str,
 ) -> None:
-    here = str(SUPPORT)
-    command = [sys.executable, "-c", _IN_A_DAEMON, here, door]
+    command = [sys.executable, "-c", _IN_A_DAEMON, door]
     ended = subprocess.run(command, capture_output=True, timeout=120)
     assert (ended.returncode, ended.stderr.decode()) == (0, "")
 

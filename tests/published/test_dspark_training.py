@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from decoding import run
 from draft_models import GREEDY
-from eagle_files import random_text, seen, written_texts
+from drafter_laws import training_drafts_as_decoding, two_texts
+from eagle_files import seen, written_texts
 from mlx.utils import tree_map
 from tiny import HIDDEN, byte_model, byte_tokenizer, plain_tokens
 
@@ -19,7 +20,6 @@ from redrafter_mlx.config import BeamShape
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.distill.drafter_forms import DSparkForm
 from redrafter_mlx.distill.forms.dspark import DSparkRecipe, DSparkStudent
-from redrafter_mlx.distill.forms.eagle_sequences import pad_together
 from redrafter_mlx.distill.forms.registry import recipe_for
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafting.files.drafter_files import open_files
@@ -60,25 +60,9 @@ def test_logits_in_training_are_those_of_drafting(
 ) -> None:
     """At every depth, along the same tokens, from two texts of different length in one batch."""
     student = random_student(Target(model), *sights)
-    texts = [random_text(3, 6, 2, seed=1), random_text(2, 9, 2, seed=2)]
-    batch = pad_together(texts, T, HIDDEN, prompts=True)
-    trained = [np.array(logits) for logits in student.drafts(batch)]
-    drafter, S, compared = student.drafter, batch.features.shape[1], 0
-    for row, position in enumerate(batch.rows.tolist()):
-        b, i = divmod(position, S)
-        tokens = [*texts[b].prompt, *texts[b].answer.tolist()]
-        features = np.pad(np.array(batch.features[b]), ((0, 0), (0, HIDDEN)))
-        levels = drafter.levels(drafter.empty(1), seen(tokens, features, 0, i + 1, i + 1), T)
-        drafted = levels.first()
-        for depth in range(T):
-            if not batch.valid[row, depth].item():
-                break
-            if depth:
-                drafted = levels.following(mx.array([[0]]), mx.array([[tokens[i + 1 + depth]]]))
-            want = np.array(drafted[0, 0])
-            np.testing.assert_allclose(trained[depth][row], want, atol=3e-5 * want.std())
-            compared += 1
-    assert compared == sum(3 * (len(t.prompt) + len(t.answer)) - 3 - 4 - 2 for t in texts)
+    texts, batch = two_texts(layers=2)
+    drafts = student.drafts(batch)
+    training_drafts_as_decoding(drafts, student.drafter, texts, batch, unread=HIDDEN)
 
 
 @pytest.mark.parametrize("vocab", [60, "all"])

@@ -18,6 +18,7 @@ from drafter_laws import (
     decoder_with,
     rows_accept_what_they_would_alone,
     three_levels,
+    wrong_pair_is_refused_before_weights_are_read,
 )
 from eagle_files import TRAINED, changed_config, features_of, load, seen, train
 from eagle_samples import (
@@ -50,7 +51,6 @@ from redrafter_mlx.drafting.published.heads.eagle import EagleDrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.weights.files.tensors import StoredTensors
 
 SHAPES = [BeamShape(1, 2), BeamShape(1, 4), BeamShape(3, 4), BeamShape(4, 5, 9)]
 
@@ -311,15 +311,10 @@ def test_what_can_be_drafted_is_in_the_draft_vocabulary(model: nn.Module, tmp_pa
 def test_a_wrong_pair_is_refused_before_weights_are_read(
     wrong: dict[str, object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read(_: StoredTensors) -> None:
-        raise AssertionError("weights were read")
-
-    monkeypatch.setattr(StoredTensors, "read", read)
     sample = SAMPLES["EAGLE-3, the authors'"]
     folder = write_files(tmp_path / "d", sample, random_tensors(sample))
     other = random_model(**{"vocab_size": VOCAB, "num_hidden_layers": LAYERS} | wrong)
-    with pytest.raises(MismatchError, match=message):
-        load(folder, Target(other))
+    wrong_pair_is_refused_before_weights_are_read(load, folder, other, message, monkeypatch)
 
 
 @pytest.mark.parametrize(

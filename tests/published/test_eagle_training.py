@@ -11,6 +11,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from decoding import run
+from drafter_laws import training_drafts_as_decoding, two_texts
 from eagle_files import fresh, load, random_text, recipe_of, save, seen, written_texts
 from eagle_samples import (
     LAYERS,
@@ -56,30 +57,12 @@ def test_logits_in_training_are_those_of_drafting(
     folder = write_files(tmp_path / "drafter", sample, random_tensors(sample))
     drafter = load(folder, Target(model))
     layers = len(drafter.config.layers)
-    texts = [random_text(3, 6, layers, seed=1), random_text(2, 9, layers, seed=2)]
-    batch = pad_together(texts, 3, HIDDEN, prompts=True)
-    network, S = drafter.module, batch.features.shape[1]
+    texts, batch = two_texts(layers)
+    network = drafter.module
     head = network.lm_head if drafter.config.own_head else Target(model).logits
-    embedding = Target(model).embedding
-    trained = [np.array(x) for x in unrolled_logits(network, embedding, head, batch)]
-    compared = 0
-    for row, position in enumerate(batch.rows.tolist()):
-        b, i = divmod(position, S)
-        tokens = [*texts[b].prompt, *texts[b].answer.tolist()]
-        width = batch.features.shape[-1]
-        features = np.zeros((S, width + HIDDEN * bool(layers)), np.float32)
-        features[:, :width] = np.array(batch.features[b])
-        levels = drafter.levels(drafter.empty(1), seen(tokens, features, 0, i + 1, i + 1), 3)
-        drafted = levels.first()
-        for depth in range(3):
-            if not batch.valid[row, depth].item():
-                break
-            if depth:
-                drafted = levels.following(mx.array([[0]]), mx.array([[tokens[i + 1 + depth]]]))
-            want = np.array(drafted[0, 0])
-            np.testing.assert_allclose(trained[depth][row], want, atol=3e-5 * want.std())
-            compared += 1
-    assert compared == sum(3 * (len(t.prompt) + len(t.answer)) - 3 - 4 - 2 for t in texts)
+    trained = unrolled_logits(network, Target(model).embedding, head, batch)
+    unread = HIDDEN * bool(layers)
+    training_drafts_as_decoding(trained, drafter, texts, batch, unread)
 
 
 def test_soft_labels_are_the_targets_probabilities_of_the_label(model: nn.Module) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from decoding import run
 from draft_models import GREEDY, PROMPT
-from eagle_files import random_text, seen, written_texts
+from drafter_laws import training_drafts_as_decoding, two_texts
+from eagle_files import written_texts
 from evaluations import never_counted
 from mtp_samples import (
     VOCAB,
@@ -27,7 +28,6 @@ from tiny import HIDDEN, plain_tokens, random_model
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.distill.drafter_forms import MtpForm
-from redrafter_mlx.distill.forms.eagle_sequences import pad_together
 from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.forms.registry import recipe_for
 from redrafter_mlx.distill.options import TrainOptions
@@ -50,26 +50,9 @@ def test_logits_in_training_are_those_of_drafting(name: str, tmp_path: Path) -> 
     model = target_model(name)
     target = Target(model)
     drafter = load(write_head(tmp_path / "d", random_head(model)), target)
-    texts = [random_text(3, 6, 0, seed=1), random_text(2, 9, 0, seed=2)]
-    batch = pad_together(texts, T, HIDDEN, prompts=True)
+    texts, batch = two_texts(layers=0)
     student = recipe_of(target).student(drafter, target, OPTIONS)
-    trained = [np.array(logits) for logits in student.drafts(batch)]
-    S, compared = batch.features.shape[1], 0
-    for row, position in enumerate(batch.rows.tolist()):
-        b, i = divmod(position, S)
-        tokens = [*texts[b].prompt, *texts[b].answer.tolist()]
-        read = seen(tokens, np.array(batch.features[b]), 0, i + 1, i + 1)
-        levels = drafter.levels(drafter.empty(1), read, T)
-        drafted = levels.first()
-        for depth in range(T):
-            if not batch.valid[row, depth].item():
-                break
-            if depth:
-                drafted = levels.following(mx.array([[0]]), mx.array([[tokens[i + 1 + depth]]]))
-            want = np.array(drafted[0, 0])
-            np.testing.assert_allclose(trained[depth][row], want, atol=3e-5 * want.std())
-            compared += 1
-    assert compared == sum(3 * (len(t.prompt) + len(t.answer)) - 3 - 4 - 2 for t in texts)
+    training_drafts_as_decoding(student.drafts(batch), drafter, texts, batch)
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "glm4_moe_lite"])

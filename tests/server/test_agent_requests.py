@@ -25,7 +25,7 @@ from redrafter_mlx.server.hosting import ModelHost
 from redrafter_mlx.server.models import Models
 from redrafter_mlx.server.options import ServerOptions
 
-RECORDED = SUPPORT / "requests"
+RECORDED = SUPPORT / "servers" / "requests"
 IGNORED = {
     "claude": "/v1/messages: ignored context_management",
     "codex": "/v1/responses: ignored tools.8 (web_search)",
@@ -42,11 +42,6 @@ def recorded(agent: str) -> list[tuple[str, dict[str, Any]]]:
         for request in requests
         if "tools" in request["body"]
     ]
-
-
-@pytest.fixture(scope="module")
-def writer() -> Scripted:
-    return Scripted()
 
 
 @pytest.fixture(scope="module")

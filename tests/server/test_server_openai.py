@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import httpx2 as httpx
@@ -19,7 +19,6 @@ from serving import (  # noqa: E402
     CONTEXT,
     KEY,
     host,
-    ready,
     running,
     tiny_redrafter,
     wait_until_ready,
@@ -29,17 +28,6 @@ from waiting import wait_for  # noqa: E402
 
 from redrafter_mlx.engine.engine import Redrafter  # noqa: E402
 from redrafter_mlx.weights.chat import render_chat  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def model() -> Redrafter:
-    return tiny_redrafter()
-
-
-@pytest.fixture(scope="module")
-def url(model: Redrafter) -> Iterator[str]:
-    with ready(model, api_key=KEY, max_body=1) as url:
-        yield url
 
 
 @pytest.fixture(scope="module")

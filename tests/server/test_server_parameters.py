@@ -23,11 +23,6 @@ ASKED = {"messages": [{"role": "user", "content": "hello hello"}], "max_tokens":
 
 
 @pytest.fixture(scope="module")
-def model() -> Redrafter:
-    return tiny_redrafter()
-
-
-@pytest.fixture(scope="module")
 def url(model: Redrafter) -> Iterator[str]:
     with running(host(model)) as url:
         wait_until_ready(url)

@@ -43,7 +43,7 @@ def served(
     After `after` tokens answers pause until the file `let_go` exists; Ctrl-C lets them finish for
     `finish` seconds.
     """
-    script = [sys.executable, str(SUPPORT / "serving.py")]
+    script = [sys.executable, str(SUPPORT / "servers" / "serving.py")]
     with opened([*script, str(port), str(after), str(let_go), str(finish)]) as found:
         yield found
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-TESTS = Path(__file__).parents[1]
-SUPPORT = TESTS / "support"
+SUPPORT = Path(__file__).parent
+TESTS = SUPPORT.parent
 ROOT = TESTS.parent
+SUPPORT_PATH = [str(SUPPORT), *(str(path) for path in sorted(SUPPORT.iterdir()) if path.is_dir())]
+"""Folders of the modules that tests share, for the path of their child processes."""

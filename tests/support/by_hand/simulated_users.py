@@ -1,7 +1,7 @@
 """Two simulated users for `learn`, run manually: one asks for sums, one for small Python functions.
 
-    python tests/support/simulated_users.py FOLDER --sums FILE --mt-bench FILE [--answers 300]
-        [--user sums|functions] [--minutes 10 | --steps N] [--seed 0] [--fresh]
+    python tests/support/by_hand/simulated_users.py FOLDER --sums FILE --mt-bench FILE
+        [--answers 300] [--user sums|functions] [--minutes 10 | --steps N] [--seed 0] [--fresh]
 
 FILE of sums is JSONL with GSM8K's training questions under `prompt` and a `source` that begins with
 gsm8k; functions are made from templates here. The first 40 questions of each user are never learned

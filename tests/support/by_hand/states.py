@@ -1,6 +1,6 @@
 """How far recurrent states are from those of mlx-lm's own loop; run manually, a table of it.
 
-    python tests/support/states.py [NAME ...] [--tokens 2000] [--plot FILE]
+    python tests/support/by_hand/states.py [NAME ...] [--tokens 2000] [--plot FILE]
 
 For each architecture (of `hybrids.py`) its distance after drafted decoding with trees, at eight
 lengths of one text, and as a measure mlx-lm's own distance between a text that is read as a prompt
@@ -18,6 +18,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+import support_path  # noqa: F401
 from decoding import PROMPT, run
 from hybrids import HYBRIDS, ONE_OF_EACH, hybrid_model
 from mlx_lm.models.cache import make_prompt_cache

@@ -1,7 +1,7 @@
 """A soak test of the server, run manually: every answer must equal `generate` without drafts.
 
     redrafter-mlx serve --port 8090
-    locust -f tests/support/locustfile.py --headless -u 8 -r 8 -t 10m -H http://127.0.0.1:8090
+    locust -f tests/support/by_hand/locustfile.py --headless -u 8 -r 8 -t 10m -H http://127.0.0.1:8090
 
 Users ask short and long questions, greedily and with seeds, streamed and whole; one in five leaves
 in the middle. It fails if an answer has no end or another text.

@@ -1,6 +1,6 @@
 """Times to the first token of an agent's requests, with a server that this script starts.
 
-Usage: python tests/support/first_tokens.py MODEL TOKENS [--raw]
+Usage: python tests/support/by_hand/first_tokens.py MODEL TOKENS [--raw]
 
 The requests are Claude Code's in form: streams of the Messages API, whose prompt begins with the
 same system text of about TOKENS tokens. That is the documentation of this repository. With --raw,
@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import httpx2 as httpx
+import support_path  # noqa: F401
 from places import ROOT
 
 FORM = re.compile(r"http://127\.0\.0\.1:\d+")

@@ -16,6 +16,7 @@ from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 
 SOURCE = tiny_source()
+ONCE = ["--limit", "1", "-r", "1", "--warmup", "0"]
 
 
 def tiny_redrafter(drafter: str = "random") -> Redrafter:
@@ -39,7 +40,8 @@ def loader(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def asking(tmp_path: Path) -> list[str]:
+@pytest.fixture
+def questions(tmp_path: Path) -> list[str]:
     """Return options for two short questions, which are answered quickly."""
     path = tmp_path / "questions.jsonl"
     path.write_text('{"prompt": "one", "dataset": "helpful"}\n{"prompt": "two and more"}\n')

@@ -1,7 +1,7 @@
 """Drive a real coding agent against the server, run manually: what it does is a script's.
 
     npm install --prefix /tmp/agents @openai/codex @anthropic-ai/claude-code opencode-ai
-    python tests/support/agents.py /tmp/agents/node_modules/.bin codex [FOLDER]
+    python tests/support/by_hand/agents.py /tmp/agents/node_modules/.bin codex [FOLDER]
 
 In a temporary folder and home, the agent runs a shell command and edits a file, over several
 requests; in a second turn it goes on with the conversation; a third is cancelled in the middle of
@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import support_path  # noqa: F401
 import uvicorn
 from scripted import Scripted
 from serving import Held

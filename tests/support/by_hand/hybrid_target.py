@@ -1,7 +1,7 @@
 """Trains a small hybrid on SmolLM2's texts, so that drafting on trained states can be measured.
 
-    python tests/support/hybrid_target.py write FOLDER --prompts FILE [--tokens 80000] [--seed 0]
-    python tests/support/hybrid_target.py train FOLDER [--minutes 40 | --steps N] [--seed 0]
+    hybrid_target.py write FOLDER --prompts FILE [--tokens 80000] [--seed 0]
+    hybrid_target.py train FOLDER [--minutes 40 | --steps N] [--seed 0]
 
 FILE is JSONL with GSM8K's training questions under `prompt` and a `source` that begins with gsm8k:
 so small a model learns one kind of text well. `write` lets the default model answer them greedily,
