@@ -9,24 +9,15 @@ from typing import Annotated
 
 import typer
 
-from redrafter_mlx.cli import (
-    cached_prompts,
-    corpora,
-    doctor,
-    export,
-    generate,
-    models,
-    quality,
-    serve,
-    train,
-    tune,
-    verify,
-)
+from redrafter_mlx.cli import export, generate, quality, serve, verify
 from redrafter_mlx.cli.bench import command as bench
 from redrafter_mlx.cli.bench import serve as bench_serve
 from redrafter_mlx.cli.chat import command as chat
+from redrafter_mlx.cli.doctor import command as doctor
 from redrafter_mlx.cli.launch import command as launch
 from redrafter_mlx.cli.learn import command as learn
+from redrafter_mlx.cli.models import cached_prompts, corpora
+from redrafter_mlx.cli.models import command as models
 from redrafter_mlx.cli.terminal import (
     INTERRUPTED,
     check_text,
@@ -34,6 +25,8 @@ from redrafter_mlx.cli.terminal import (
     open_missing_streams,
     tolerate_any_text,
 )
+from redrafter_mlx.cli.train import command as train
+from redrafter_mlx.cli.tune import command as tune
 from redrafter_mlx.errors import EngineFailedError, RedrafterError, device_failure
 from redrafter_mlx.runtime.launched import (
     leave_to_rank_0,

@@ -57,7 +57,7 @@ def command(
     from redrafter_mlx.distill.report.metrics import training_seconds
     from redrafter_mlx.drafting.files.drafter_files import open_files
     from redrafter_mlx.drafting.files.forms import DrafterFolder, find_form
-    from redrafter_mlx.engine.prompt import prompt_tokens
+    from redrafter_mlx.engine.prompts.prompt import prompt_tokens
     from redrafter_mlx.loading.target import load_target
 
     drafters = each_once(drafters)

@@ -15,7 +15,7 @@ import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.flag import Flag
-from redrafter_mlx.cli.offer import offer_drafter
+from redrafter_mlx.cli.models.offer import offer_drafter
 from redrafter_mlx.cli.terminal import INTERRUPTED, Terminal, one_line
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.launched import launched_rank

@@ -16,12 +16,12 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step
 
 from redrafter_mlx.config import DEFAULT_BEAM_SHAPE, PLAIN, BeamShape, GenerationOptions
-from redrafter_mlx.decoding.prefix_cache import common_prefix
+from redrafter_mlx.decoding.cache.prefix_cache import common_prefix
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.engine.prompt import Prompt
+from redrafter_mlx.engine.prompts.prompt import Prompt
 from redrafter_mlx.response import StepResult
 from redrafter_mlx.runtime.device import dtype_name
 from redrafter_mlx.speculation.sampling import sequence_keys

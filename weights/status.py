@@ -27,7 +27,7 @@ from redrafter_mlx.weights.resolve import find_local
 _NO_TEMPLATE = "none: it cannot chat; `generate --raw` and /v1/completions continue a text"
 
 _STATE = "{} a sequence, and at each checkpoint of a text that is kept (16 at most)"
-"""The number of checkpoints is that of `decoding/checkpoints.py`, which imports MLX."""
+"""The number of checkpoints is that of `decoding/cache/checkpoints.py`, which imports MLX."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from redrafter_mlx.bench.statistics import (
     ratio_of_ratios,
     typical,
 )
-from redrafter_mlx.decoding.prefix_cache import common_prefix
+from redrafter_mlx.decoding.cache.prefix_cache import common_prefix
 
 Group = tuple[int | str, ...]
 """Ids of questions that were answered at once."""

@@ -18,7 +18,7 @@ from redrafter_mlx.bench.papers.evidence import Evidence
 from redrafter_mlx.bench.papers.published import Record
 from redrafter_mlx.bench.show import tables
 from redrafter_mlx.bench.show.tables import OUT_OF_MEMORY, TextTable, number, spread
-from redrafter_mlx.decoding.prefix_cache import common_prefix
+from redrafter_mlx.decoding.cache.prefix_cache import common_prefix
 
 STRETCH = 32
 """Number of consecutive answer tokens that are counted together."""

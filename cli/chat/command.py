@@ -14,7 +14,7 @@ from redrafter_mlx.cli.chat import commands as chat_commands
 from redrafter_mlx.cli.chat.line_editing import line_editing
 from redrafter_mlx.cli.flag import Flag
 from redrafter_mlx.cli.learn.show import summary
-from redrafter_mlx.cli.offer import offer_drafter
+from redrafter_mlx.cli.models.offer import offer_drafter
 from redrafter_mlx.cli.prefill_line import PrefillLine
 from redrafter_mlx.cli.serve import API_KEY
 from redrafter_mlx.cli.terminal import (

@@ -8,9 +8,9 @@ from typing import NamedTuple, cast
 
 import mlx.core as mx
 
+from redrafter_mlx.decoding.cache.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.report import Report
 from redrafter_mlx.decoding.sequence import Sequence, Status
-from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.state import DecodeState, Drafts
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.response import StepResult

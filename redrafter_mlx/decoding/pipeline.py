@@ -19,12 +19,12 @@ from redrafter_mlx.decoding.built_step import (
     submit_drafting,
     submit_verification,
 )
+from redrafter_mlx.decoding.cache.sequence_cache import SequenceSnapshot
 from redrafter_mlx.decoding.host_drafts import revised
 from redrafter_mlx.decoding.order import Order, StepClock, order_of, stays_plain
 from redrafter_mlx.decoding.proposal import Policy, Proposal
 from redrafter_mlx.decoding.report import Report
 from redrafter_mlx.decoding.sequence import Sequence, Status
-from redrafter_mlx.decoding.sequence_cache import SequenceSnapshot
 from redrafter_mlx.decoding.state import DecodeState, Drafts
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.response import StepResult

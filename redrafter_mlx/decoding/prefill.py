@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from redrafter_mlx.decoding.checkpoints import stops
-from redrafter_mlx.decoding.sequence_cache import SequenceCache
+from redrafter_mlx.decoding.cache.checkpoints import stops
+from redrafter_mlx.decoding.cache.sequence_cache import SequenceCache
 from redrafter_mlx.drafting.interface import Drafter, Features, Seen
 from redrafter_mlx.target_model.model import Target
 

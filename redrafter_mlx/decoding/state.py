@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeVar
 import mlx.core as mx
 
 from redrafter_mlx.config import PLAIN, SamplingParams
+from redrafter_mlx.decoding.cache.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.proposal import Drafted
-from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.penalties import Past

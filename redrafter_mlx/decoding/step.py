@@ -23,11 +23,11 @@ import mlx.core as mx
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.acceptance import Accepted, accept_drafts, without_nan
+from redrafter_mlx.decoding.cache.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.constraint import Constraint, allowed_tokens
 from redrafter_mlx.decoding.prefill import PREFILL_CHUNK, Prefill
 from redrafter_mlx.decoding.proposal import Drafted
 from redrafter_mlx.decoding.report import Report, report_of
-from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.state import DecodeState, Drafts
 from redrafter_mlx.drafting.interface import Drafter, Features, Seen
 from redrafter_mlx.drafting.untrained.continuation import ContinuationSource, HostDrafter

@@ -19,7 +19,7 @@ from redrafter_mlx.drafting.names import parse
 from redrafter_mlx.drafting.untrained.continuation import HostDrafter
 from redrafter_mlx.drafting.untrained.host_drafters import host_drafters
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.engine.prompt import Prompt
+from redrafter_mlx.engine.prompts.prompt import Prompt
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.response import Response
 from redrafter_mlx.runtime.plain import plain

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 
 from redrafter_mlx.config import PLAIN, GenerationOptions
 from redrafter_mlx.decoding.constraint import Constraint
-from redrafter_mlx.engine.prompt import Prompt
+from redrafter_mlx.engine.prompts.prompt import Prompt
 from redrafter_mlx.engine.request import Request
 from redrafter_mlx.engine.request_engine import RequestEngine
 from redrafter_mlx.engine.session import Session

@@ -22,10 +22,10 @@ from redrafter_mlx.drafting.untrained.continuation import HostDrafter
 from redrafter_mlx.engine.choices import Choices
 from redrafter_mlx.engine.core import EngineCore, EngineStatus
 from redrafter_mlx.engine.exactness import check_once
-from redrafter_mlx.engine.memory import MemoryBudget
+from redrafter_mlx.engine.memory.budget import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
-from redrafter_mlx.engine.prefixes import EarlierOnDisk, prefix_store
-from redrafter_mlx.engine.prompt import PromptEncoder, context_length_of
+from redrafter_mlx.engine.prompts.prefixes import EarlierOnDisk, prefix_store
+from redrafter_mlx.engine.prompts.prompt import PromptEncoder, context_length_of
 from redrafter_mlx.engine.request import Answer, Request
 from redrafter_mlx.engine.scheduler import Scheduler
 from redrafter_mlx.engine.thread import Cancels, Emit, Ended, EngineThread, Listener

@@ -16,16 +16,16 @@ from contextlib import ExitStack
 import mlx.core as mx
 
 from redrafter_mlx.config import PLAIN
+from redrafter_mlx.decoding.cache.prefix_cache import PrefixCache
+from redrafter_mlx.decoding.cache.prefix_store import PrefixStore
 from redrafter_mlx.decoding.pipeline import Pipeline
 from redrafter_mlx.decoding.prefill import Prefill
-from redrafter_mlx.decoding.prefix_cache import PrefixCache
-from redrafter_mlx.decoding.prefix_store import PrefixStore
 from redrafter_mlx.decoding.sequence import Status
 from redrafter_mlx.engine.batches import Batches
-from redrafter_mlx.engine.memory import MemoryBudget
+from redrafter_mlx.engine.memory.budget import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
-from redrafter_mlx.engine.prefixes import EarlierOnDisk, Prefixes
-from redrafter_mlx.engine.prompt_reader import PromptReader
+from redrafter_mlx.engine.prompts.prefixes import EarlierOnDisk, Prefixes
+from redrafter_mlx.engine.prompts.prompt_reader import PromptReader
 from redrafter_mlx.engine.request import Answer
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.learning.keeper import TextKeeper

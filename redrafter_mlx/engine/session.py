@@ -9,7 +9,7 @@ from typing import Protocol
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import GenerationOptions
-from redrafter_mlx.engine.prompt import Prompt
+from redrafter_mlx.engine.prompts.prompt import Prompt
 from redrafter_mlx.engine.request import Request
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.response import Response

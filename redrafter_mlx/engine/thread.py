@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 import mlx.core as mx
 
 from redrafter_mlx.cpu.door import threads_by_rows
-from redrafter_mlx.engine.pool import MemoryPool
+from redrafter_mlx.engine.memory.pool import MemoryPool
 from redrafter_mlx.errors import EngineFailedError
 from redrafter_mlx.runtime.process import MLX_PROCESS, ModelLock, called_by_itself
 

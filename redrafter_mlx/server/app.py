@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.server.admission import Gate
+from redrafter_mlx.server.answers.reply import R, Reply
 from redrafter_mlx.server.anthropic.reply import MessageReply, count_tokens
 from redrafter_mlx.server.anthropic.schema import CountRequest, MessagesRequest
 from redrafter_mlx.server.api_error import ApiError
@@ -32,8 +33,7 @@ from redrafter_mlx.server.openai.chat_completions import ChatReply
 from redrafter_mlx.server.openai.completions import CompletionReply
 from redrafter_mlx.server.openai.schemas import ChatRequest, CompletionRequest
 from redrafter_mlx.server.options import ServerOptions
-from redrafter_mlx.server.reception import Reception
-from redrafter_mlx.server.reply import R, Reply
+from redrafter_mlx.server.requests.reception import Reception
 from redrafter_mlx.server.responses.reply import ResponsesReply
 from redrafter_mlx.server.responses.schema import ResponsesRequest
 from redrafter_mlx.server.security import Guard, content_security_policy

@@ -14,13 +14,13 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from redrafter_mlx.server.admission import Gate, Turn
-from redrafter_mlx.server.answering import Emitted, generate
+from redrafter_mlx.server.answers.answering import Emitted, generate
+from redrafter_mlx.server.answers.reply import R, Reply
+from redrafter_mlx.server.answers.sse import Emit, EventStream, Json
 from redrafter_mlx.server.api_error import LOG
 from redrafter_mlx.server.hosting import Hosted
 from redrafter_mlx.server.metrics import Metrics
-from redrafter_mlx.server.reception import Reception
-from redrafter_mlx.server.reply import R, Reply
-from redrafter_mlx.server.sse import Emit, EventStream, Json
+from redrafter_mlx.server.requests.reception import Reception
 from redrafter_mlx.server.tasks import ClientGoneError, client_gone, race
 
 

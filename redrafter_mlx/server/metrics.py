@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.requests import Request
 from starlette.responses import Response
 
-from redrafter_mlx.server.answering import Emitted
-from redrafter_mlx.server.record import Record
+from redrafter_mlx.server.answers.answering import Emitted
+from redrafter_mlx.server.answers.record import Record
 
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from redrafter_mlx.cli import main, options, serve, train_screen
+from redrafter_mlx.cli import main, options, serve
+from redrafter_mlx.cli.train import screen as train_screen
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.errors import RedrafterError
 

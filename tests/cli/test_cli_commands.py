@@ -17,7 +17,8 @@ import mlx.core as mx
 import pytest
 from screens import FakeToken, Screen
 
-from redrafter_mlx.cli import doctor, generate, main, options
+from redrafter_mlx.cli import generate, main, options
+from redrafter_mlx.cli.doctor import command as doctor
 from redrafter_mlx.cli.terminal import Terminal, one_line, sanitise, statistics_line
 from redrafter_mlx.config import PLAIN, GenerationOptions
 from redrafter_mlx.drafting.files.installed import ListedDrafter

@@ -21,7 +21,7 @@ from redrafter_mlx.cli.progress import (
     progress_bars,
     progress_lines,
 )
-from redrafter_mlx.cli.train_screen import stage
+from redrafter_mlx.cli.train.screen import stage
 
 
 def terminal(monkeypatch: pytest.MonkeyPatch, columns: int = 100) -> Screen:

@@ -36,8 +36,8 @@ from train_runs import (  # noqa: F401
 from waiting import wait_for
 
 from redrafter_mlx.cli import main
-from redrafter_mlx.cli.train_lines import shortfall
-from redrafter_mlx.cli.train_screen import fit
+from redrafter_mlx.cli.train.lines import shortfall
+from redrafter_mlx.cli.train.screen import fit
 from redrafter_mlx.distill import run as run_module
 from redrafter_mlx.distill import sizes
 from redrafter_mlx.distill.corpus.folder import CorpusSize

@@ -10,8 +10,9 @@ import pytest
 from fresh_process import python
 
 from redrafter_mlx import BLAS
-from redrafter_mlx.cli import blas_choice, doctor
-from redrafter_mlx.cli.blas_choice import compare_libraries
+from redrafter_mlx.cli.doctor import blas_choice
+from redrafter_mlx.cli.doctor import command as doctor
+from redrafter_mlx.cli.doctor.blas_choice import compare_libraries
 from redrafter_mlx.cli.options import ModelOptions
 from redrafter_mlx.cpu.blas import libraries_here, prefer_library, preferred_library
 from redrafter_mlx.runtime.device import backend

@@ -9,10 +9,10 @@ from tiny import plain_tokens, random_model
 from trees import prefilled_slots, slots
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding import prefix_cache
+from redrafter_mlx.decoding.cache import prefix_cache
+from redrafter_mlx.decoding.cache.prefix_cache import PrefixCache, common_prefix
+from redrafter_mlx.decoding.cache.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.prefill import Prefill
-from redrafter_mlx.decoding.prefix_cache import PrefixCache, common_prefix
-from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.state import Drafts
 from redrafter_mlx.decoding.step import Decoder

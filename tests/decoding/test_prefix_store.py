@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from redrafter_mlx.decoding.prefix_store import PrefixStore, StoredPrefix
+from redrafter_mlx.decoding.cache.prefix_store import PrefixStore, StoredPrefix
 from redrafter_mlx.errors import BadInputError
 
 TEXT = [(7 * i + 3) % 256 for i in range(600)]
@@ -179,7 +179,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_file_that_is_used(
     code = (
         "import sys, numpy as np, mlx.core as mx\n"
         "from pathlib import Path\n"
-        "from redrafter_mlx.decoding.prefix_store import PrefixStore, StoredPrefix\n"
+        "from redrafter_mlx.decoding.cache.prefix_store import PrefixStore, StoredPrefix\n"
         "a = mx.zeros((200, 1000, 1000)); mx.eval(a)\n"
         "store = PrefixStore(Path(sys.argv[1]), 10**12, 'model')\n"
         "store.save(StoredPrefix(np.arange(600), ((a,),), 600, 600))\n"

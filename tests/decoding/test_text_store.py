@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from redrafter_mlx.decoding.prefix_store import stored_files
-from redrafter_mlx.decoding.text_store import TextStore
+from redrafter_mlx.decoding.cache.prefix_store import stored_files
+from redrafter_mlx.decoding.cache.text_store import TextStore
 from redrafter_mlx.drafting.untrained.continuation import EarlierState
 from redrafter_mlx.drafting.untrained.earlier import EarlierTexts
 from redrafter_mlx.errors import BadInputError
@@ -149,7 +149,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_whole_texts(tmp_path: P
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from redrafter_mlx.decoding.text_store import TextStore\n"
+        "from redrafter_mlx.decoding.cache.text_store import TextStore\n"
         "from redrafter_mlx.drafting.untrained.continuation import EarlierState\n"
         "store, n = TextStore(Path(sys.argv[1]), 10**9, 'model', 258), 0\n"
         "while True:\n"

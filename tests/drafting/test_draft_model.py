@@ -18,8 +18,8 @@ from policies import Alternating
 from tiny import VOCAB, Words, byte_model, byte_tokenizer, plain_tokens, random_model, truncated
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding import sequence_cache
-from redrafter_mlx.decoding.prefix_cache import PrefixCache
+from redrafter_mlx.decoding.cache import sequence_cache
+from redrafter_mlx.decoding.cache.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.draft_model import DraftModel, check_same_tokens

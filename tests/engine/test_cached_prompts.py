@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from redrafter_mlx.cli import main
-from redrafter_mlx.decoding.prefix_store import PrefixStore, StoredPrefix
-from redrafter_mlx.decoding.text_store import TextStore
+from redrafter_mlx.decoding.cache.prefix_store import PrefixStore, StoredPrefix
+from redrafter_mlx.decoding.cache.text_store import TextStore
 from redrafter_mlx.drafting.untrained.continuation import EarlierState
 
 

@@ -29,9 +29,9 @@ from waiting import DEADLINE, wait_for
 from redrafter_mlx.config import BeamShape, GenerationOptions
 from redrafter_mlx.cpu.threads import THREADS
 from redrafter_mlx.decoding import order
+from redrafter_mlx.decoding.cache.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.pipeline import Advanced, Pipeline
 from redrafter_mlx.decoding.prefill import Prefill
-from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.proposal import Proposal
 from redrafter_mlx.decoding.report import Report
 from redrafter_mlx.decoding.sequence import Sequence
@@ -40,7 +40,7 @@ from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.untrained.ngram import Lookup, NgramIndex
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.engine.memory import MemoryBudget
+from redrafter_mlx.engine.memory.budget import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.request import Answer, Request
 from redrafter_mlx.errors import BadInputError, BusyError, EngineFailedError
@@ -110,8 +110,8 @@ def test_an_answer_cancelled_between_two_looks_at_it_ends(
 @pytest.fixture
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """While answers run, prompts are read in the smallest chunks."""
-    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader.PREFILL_SECONDS", 1e-6)
-    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader.MIN_TOKENS", 32)
+    monkeypatch.setattr("redrafter_mlx.engine.prompts.prompt_reader.PREFILL_SECONDS", 1e-6)
+    monkeypatch.setattr("redrafter_mlx.engine.prompts.prompt_reader.MIN_TOKENS", 32)
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time by which chunks are planned: one number, which stands still by itself."""
     now = [0.0]
     clock = SimpleNamespace(perf_counter=lambda: now[0])
-    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader.time", clock)
+    monkeypatch.setattr("redrafter_mlx.engine.prompts.prompt_reader.time", clock)
     return now
 
 
@@ -132,7 +132,7 @@ def test_the_steps_between_chunks_do_not_make_them_smaller(
     A CPU computes a chunk while it is submitted, a GPU after the step that was submitted before.
     """
     at_once = where == "cpu"
-    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader.backend", lambda: where)
+    monkeypatch.setattr("redrafter_mlx.engine.prompts.prompt_reader.backend", lambda: where)
     monkeypatch.setattr(order, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     redrafter = Redrafter(byte_model(), byte_tokenizer())
     running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
@@ -517,7 +517,7 @@ def test_a_prompt_is_indexed_beside_its_prefill_never_much_in_one_round(
     shape = {"beam_width": 1, "beam_length": 4, "max_tokens": 12}
     whole = make(model, "lookup")
     want = [len(r.step.path) for r in whole.stream(LONG, **shape)]  # type: ignore[arg-type]
-    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader.MAX_INDEXED", 50)
+    monkeypatch.setattr("redrafter_mlx.engine.prompts.prompt_reader.MAX_INDEXED", 50)
     sizes: list[int] = []
     append = NgramIndex.append
 
@@ -957,7 +957,8 @@ def test_wherever_the_engine_fails_no_caller_waits_forever(
     (owner, name), failed = part, threading.Event()
     with monkeypatch.context() as patched, ThreadPoolExecutor(4) as pool:
         patched.setattr(owner, name, failing(1, getattr(owner, name), failed))
-        patched.setattr("redrafter_mlx.engine.prompt_reader.MAX_TOKENS", 100)  # several chunks
+        several_chunks = "redrafter_mlx.engine.prompts.prompt_reader.MAX_TOKENS"
+        patched.setattr(several_chunks, 100)
         prompts = [*PROMPTS[:3], LONG]
         futures = [pool.submit(tokens_of, redrafter, p, max_tokens=20) for p in prompts]
         errors = [future.exception(timeout=60) for future in futures]

@@ -24,7 +24,7 @@ from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
-from redrafter_mlx.engine.prompt import prompt_tokens
+from redrafter_mlx.engine.prompts.prompt import prompt_tokens
 from redrafter_mlx.engine.session import Session
 from redrafter_mlx.errors import BadInputError, EngineFailedError, MismatchError
 from redrafter_mlx.response import Response

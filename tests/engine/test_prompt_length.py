@@ -16,7 +16,7 @@ from weights_samples import gguf_metadata, gguf_tensors, llama_model, write_gguf
 
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
-from redrafter_mlx.engine.prompt import longest_token, text_bytes
+from redrafter_mlx.engine.prompts.prompt import longest_token, text_bytes
 from redrafter_mlx.errors import BadInputError, ContextLengthError
 from redrafter_mlx.structured.grammar import Grammars
 from redrafter_mlx.structured.plan import plan_output

@@ -14,7 +14,7 @@ from eagle_samples import LAYERS, random_tensors, write_files
 from tiny import byte_model, byte_tokenizer, random_drafter, truncated
 from waiting import wait_for
 
-from redrafter_mlx.decoding.prefix_cache import PrefixCache
+from redrafter_mlx.decoding.cache.prefix_cache import PrefixCache
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
@@ -105,8 +105,8 @@ def test_without_the_prefix_cache_each_prompt_is_read_whole(
 @pytest.fixture
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are read 64 tokens at a time."""
-    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader.MAX_TOKENS", 64)
-    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader.PREFILL_SECONDS", 1e-6)
+    monkeypatch.setattr("redrafter_mlx.engine.prompts.prompt_reader.MAX_TOKENS", 64)
+    monkeypatch.setattr("redrafter_mlx.engine.prompts.prompt_reader.PREFILL_SECONDS", 1e-6)
 
 
 @pytest.fixture

@@ -213,7 +213,7 @@ def test_a_step_calls_the_network_once_for_each_drafted_token(
 def test_features_of_few_positions_are_kept_for_an_idle_drafter(
     model: nn.Module, trained: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("redrafter_mlx.decoding.sequence_cache.MAX_MISSED", 6)
+    monkeypatch.setattr("redrafter_mlx.decoding.cache.sequence_cache.MAX_MISSED", 6)
     decoder = decoder_of(trained["EAGLE-3"], model, PLAIN)
     assert isinstance(decoder.drafter, EagleDrafter)
     with counted(decoder.drafter.rows, "call", "run") as calls:

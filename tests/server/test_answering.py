@@ -11,7 +11,7 @@ from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.request import Request
 from redrafter_mlx.response import Response
-from redrafter_mlx.server.answering import Emitted, generate
+from redrafter_mlx.server.answers.answering import Emitted, generate
 
 
 class Reads:

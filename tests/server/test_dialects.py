@@ -12,7 +12,7 @@ pytest.importorskip("starlette", reason="needs the extra `serve`")
 from serving import ASKED, KEY, hold, host, running, tiny_redrafter, wait_until_ready  # noqa: E402
 from waiting import wait_for  # noqa: E402
 
-from redrafter_mlx.server import sse  # noqa: E402
+from redrafter_mlx.server.answers import sse  # noqa: E402
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 SILENT = {

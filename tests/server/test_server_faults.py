@@ -36,8 +36,8 @@ from redrafter_mlx.engine.engine import Redrafter  # noqa: E402
 from redrafter_mlx.engine.options import EngineOptions  # noqa: E402
 from redrafter_mlx.engine.scheduler import Scheduler  # noqa: E402
 from redrafter_mlx.errors import BadInputError, DamagedFileError  # noqa: E402
-from redrafter_mlx.server import sse  # noqa: E402
 from redrafter_mlx.server.admission import Gate  # noqa: E402
+from redrafter_mlx.server.answers import sse  # noqa: E402
 from redrafter_mlx.server.api_error import ApiError  # noqa: E402
 from redrafter_mlx.server.app import create_app  # noqa: E402
 from redrafter_mlx.server.hosting import ModelHost  # noqa: E402

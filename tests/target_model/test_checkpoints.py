@@ -14,9 +14,9 @@ from hybrids import hybrid_model
 from tiny import byte_tokenizer, plain_tokens, random_drafter
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding.checkpoints import CHANGED_END, Checkpoint, merged, stops
-from redrafter_mlx.decoding.prefix_cache import PrefixCache
-from redrafter_mlx.decoding.sequence_cache import SequenceCache
+from redrafter_mlx.decoding.cache.checkpoints import CHANGED_END, Checkpoint, merged, stops
+from redrafter_mlx.decoding.cache.prefix_cache import PrefixCache
+from redrafter_mlx.decoding.cache.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions

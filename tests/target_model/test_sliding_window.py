@@ -18,8 +18,8 @@ from tiny import SLIDING, VOCAB, WINDOW, byte_tokenizer, plain_tokens, random_mo
 from trees import assert_tree_equals_sequences
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.decoding.cache.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.pipeline import Pipeline
-from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.proposal import FixedPolicy
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder

@@ -17,17 +17,17 @@ from primitives import launched
 from tiny import SLIDING, VOCAB, WINDOW, byte_tokenizer, plain_tokens, sliding_model
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding.checkpoints import CHANGED_END, stops
+from redrafter_mlx.decoding.cache.checkpoints import CHANGED_END, stops
+from redrafter_mlx.decoding.cache.prefix_cache import PrefixCache
+from redrafter_mlx.decoding.cache.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.pipeline import Pipeline
-from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.proposal import FixedPolicy
-from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.engine.memory import MemoryBudget
+from redrafter_mlx.engine.memory.budget import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.sampling import sequence_keys

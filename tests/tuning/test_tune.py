@@ -541,7 +541,7 @@ def test_tune_refuses_what_it_cannot_do_in_one_line(
     assert shell("tune", "--plot", "nowhere/x.png") == 1
     monkeypatch.setattr(options, "load_model", lambda *_, **__: Redrafter(model, byte_tokenizer()))
     assert main.run(["tune"]) == 1
-    monkeypatch.setattr("redrafter_mlx.cli.blas_choice.compare_libraries", None)
+    monkeypatch.setattr("redrafter_mlx.cli.doctor.blas_choice.compare_libraries", None)
     assert main.run(["tune", "--drafter", "none"]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert "there is no folder nowhere" in lines[0]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.decoding.prefix_cache import common_prefix
+from redrafter_mlx.decoding.cache.prefix_cache import common_prefix
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.runtime.device import dtype_name
 from redrafter_mlx.target_model.model import Target

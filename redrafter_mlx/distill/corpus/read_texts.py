@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.decoding.prefix_cache import common_prefix
+from redrafter_mlx.decoding.cache.prefix_cache import common_prefix
 from redrafter_mlx.distill.corpus.filters import MIN_ANSWER
 from redrafter_mlx.distill.corpus.hidden_states import teacher_forced_states
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from redrafter_mlx.server.sse import Json
+from redrafter_mlx.server.answers.sse import Json
 from redrafter_mlx.weights.markup import Delta, ToolCall
 
 _SIGNATURE = "redrafter-mlx"

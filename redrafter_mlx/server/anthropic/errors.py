@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from redrafter_mlx.server.answers.sse import Json
 from redrafter_mlx.server.api_error import ApiError
-from redrafter_mlx.server.sse import Json
 
 _TYPES = {
     400: "invalid_request_error",

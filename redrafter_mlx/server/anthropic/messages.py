@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from redrafter_mlx.server.anthropic.schema import CountRequest
-from redrafter_mlx.server.texts import MessageList, refuse, string_of, text_of
+from redrafter_mlx.server.requests.texts import MessageList, refuse, string_of, text_of
 
 _BILLING = "x-anthropic-billing-header:"
 """Begins the text with which Claude Code starts a prompt: it changes with each version and session,

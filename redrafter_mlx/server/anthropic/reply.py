@@ -5,6 +5,8 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 
+from redrafter_mlx.server.answers.single_reply import SingleReply
+from redrafter_mlx.server.answers.sse import Framing, Json
 from redrafter_mlx.server.anthropic.blocks import Blocks
 from redrafter_mlx.server.anthropic.errors import error_body
 from redrafter_mlx.server.anthropic.messages import continues, messages_of
@@ -12,9 +14,7 @@ from redrafter_mlx.server.anthropic.schema import CountRequest, MessagesRequest
 from redrafter_mlx.server.anthropic.tools import ToolSet
 from redrafter_mlx.server.api_error import ApiError, blamed_on
 from redrafter_mlx.server.hosting import Hosted
-from redrafter_mlx.server.single_reply import SingleReply
-from redrafter_mlx.server.sse import Framing, Json
-from redrafter_mlx.server.texts import refuse
+from redrafter_mlx.server.requests.texts import refuse
 from redrafter_mlx.structured.plan import OutputPlan, plan_output
 from redrafter_mlx.weights.markup import Delta
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from redrafter_mlx.server.anthropic.tools import ToolSet
-from redrafter_mlx.server.fields import Int, as_limit, as_list
-from redrafter_mlx.server.generation_request import GenerationRequest
-from redrafter_mlx.server.schema import Schema
+from redrafter_mlx.server.requests.fields import Int, as_limit, as_list
+from redrafter_mlx.server.requests.generation_request import GenerationRequest
+from redrafter_mlx.server.requests.schema import Schema
 
 _EFFORTS = {"max": "high", "xhigh": "high"}
 """Anthropic's levels that chat templates do not know."""

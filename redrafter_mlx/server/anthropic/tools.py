@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from redrafter_mlx.server.sse import Json
-from redrafter_mlx.server.texts import refuse
+from redrafter_mlx.server.answers.sse import Json
+from redrafter_mlx.server.requests.texts import refuse
 
 
 class ToolSet:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from redrafter_mlx.engine.request import Request
-from redrafter_mlx.server.answering import Emitted
+from redrafter_mlx.server.answers.answering import Emitted
+from redrafter_mlx.server.answers.logprobs import entries
+from redrafter_mlx.server.answers.parts import AnswerParts
+from redrafter_mlx.server.answers.sse import Json
 from redrafter_mlx.server.api_error import ApiError, blamed_on
-from redrafter_mlx.server.logprobs import entries
 from redrafter_mlx.server.openai.reply import OpenAIReply
 from redrafter_mlx.server.openai.schemas import ChatRequest
-from redrafter_mlx.server.parts import AnswerParts
-from redrafter_mlx.server.sse import Json
 from redrafter_mlx.structured.plan import plan_output
 from redrafter_mlx.weights.markup import Delta, ToolCall
 

@@ -6,12 +6,12 @@ import codecs
 from collections.abc import Iterable
 
 from redrafter_mlx.engine.request import Request
-from redrafter_mlx.server.answering import Emitted
+from redrafter_mlx.server.answers.answering import Emitted
+from redrafter_mlx.server.answers.logprobs import token_bytes, token_text
+from redrafter_mlx.server.answers.sse import Json
 from redrafter_mlx.server.api_error import ApiError, blamed_on
-from redrafter_mlx.server.logprobs import token_bytes, token_text
 from redrafter_mlx.server.openai.reply import OpenAIReply
 from redrafter_mlx.server.openai.schemas import CompletionRequest
-from redrafter_mlx.server.sse import Json
 from redrafter_mlx.structured.plan import format_constraint
 
 _MAX_TOKENS = 16

@@ -8,14 +8,14 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from typing import ClassVar, TypeVar
 
-from redrafter_mlx.server.answering import Emitted
+from redrafter_mlx.server.answers.answering import Emitted
+from redrafter_mlx.server.answers.record import own_fields
+from redrafter_mlx.server.answers.reply import Reply
+from redrafter_mlx.server.answers.sse import Framing, Json
 from redrafter_mlx.server.api_error import ApiError
 from redrafter_mlx.server.hosting import Hosted
 from redrafter_mlx.server.openai.errors import error_body
 from redrafter_mlx.server.openai.schemas import OpenAIRequest
-from redrafter_mlx.server.record import own_fields
-from redrafter_mlx.server.reply import Reply
-from redrafter_mlx.server.sse import Framing, Json
 
 Asked = TypeVar("Asked", bound=OpenAIRequest)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Field
 
-from redrafter_mlx.server.fields import (
+from redrafter_mlx.server.requests.fields import (
     Int,
     Limit,
     ThinkingBudget,
@@ -16,8 +16,8 @@ from redrafter_mlx.server.fields import (
     as_prompts,
     as_text,
 )
-from redrafter_mlx.server.generation_request import GenerationRequest
-from redrafter_mlx.server.schema import Schema
+from redrafter_mlx.server.requests.generation_request import GenerationRequest
+from redrafter_mlx.server.requests.schema import Schema
 
 _GRAMMARS = dict.fromkeys(
     ("grammar", "json_schema", "structured_outputs", "guided_json", "guided_regex",

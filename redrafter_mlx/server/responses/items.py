@@ -7,8 +7,8 @@ import binascii
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from redrafter_mlx.server.requests.texts import MessageList, refuse, string_of, text_of
 from redrafter_mlx.server.responses.tools import ToolSet
-from redrafter_mlx.server.texts import MessageList, refuse, string_of, text_of
 
 _TEXTS = ("input_text", "output_text", "text", "refusal")
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from redrafter_mlx.server.answers.sse import Json
 from redrafter_mlx.server.responses.items import encrypted
 from redrafter_mlx.server.responses.tools import ToolSet
-from redrafter_mlx.server.sse import Json
 from redrafter_mlx.weights.markup import Delta, ToolCall
 
 Kind = Literal["reasoning", "message"]

@@ -6,14 +6,14 @@ import time
 import uuid
 from collections.abc import Iterable
 
+from redrafter_mlx.server.answers.single_reply import SingleReply
+from redrafter_mlx.server.answers.sse import Framing, Json
 from redrafter_mlx.server.api_error import ApiError, blamed_on
 from redrafter_mlx.server.hosting import Hosted
 from redrafter_mlx.server.responses.items import messages_of
 from redrafter_mlx.server.responses.output import Output
 from redrafter_mlx.server.responses.schema import ENCRYPTED, LOGPROBS, ResponsesRequest
 from redrafter_mlx.server.responses.tools import ToolSet
-from redrafter_mlx.server.single_reply import SingleReply
-from redrafter_mlx.server.sse import Framing, Json
 from redrafter_mlx.structured.plan import OutputPlan, plan_output
 from redrafter_mlx.weights.markup import Delta
 

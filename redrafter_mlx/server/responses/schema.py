@@ -7,10 +7,10 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
-from redrafter_mlx.server.fields import Int, Limit, ThinkingBudget, as_list
-from redrafter_mlx.server.generation_request import GenerationRequest
+from redrafter_mlx.server.requests.fields import Int, Limit, ThinkingBudget, as_list
+from redrafter_mlx.server.requests.generation_request import GenerationRequest
+from redrafter_mlx.server.requests.schema import Schema
 from redrafter_mlx.server.responses.tools import ToolSet
-from redrafter_mlx.server.schema import Schema
 
 ENCRYPTED = "reasoning.encrypted_content"
 """What `include` has for reasoning that the client sends back with the conversation."""

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from redrafter_mlx.server.sse import Json
-from redrafter_mlx.server.texts import refuse
+from redrafter_mlx.server.answers.sse import Json
+from redrafter_mlx.server.requests.texts import refuse
 from redrafter_mlx.weights.markup import ToolCall
 
 _INPUT = {

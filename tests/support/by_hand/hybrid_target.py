@@ -35,7 +35,7 @@ def write(given: argparse.Namespace) -> None:
       states: [n - texts, C] float16, those that choose a text's tokens from the second on
     """
     from redrafter_mlx.distill.corpus.writing.generation import write_answers
-    from redrafter_mlx.engine.prompt import prompt_tokens
+    from redrafter_mlx.engine.prompts.prompt import prompt_tokens
     from redrafter_mlx.loading.target import load_target
 
     import mlx.core as mx  # isort: skip  (after our BLAS)

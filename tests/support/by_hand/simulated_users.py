@@ -30,7 +30,7 @@ from redrafter_mlx.distill.learn.run import LearnOptions, learn
 from redrafter_mlx.distill.learn.states import read
 from redrafter_mlx.drafting.files import installed
 from redrafter_mlx.drafting.files.forms import DrafterFolder
-from redrafter_mlx.engine.prompt import prompt_tokens
+from redrafter_mlx.engine.prompts.prompt import prompt_tokens
 from redrafter_mlx.learning.folder import LearningFolder
 from redrafter_mlx.learning.kept_texts import KeptText, TextStore
 from redrafter_mlx.learning.versions import undo

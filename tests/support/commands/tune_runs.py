@@ -78,7 +78,7 @@ def shell(bench: Bench, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Ca
     loaded = oracle(model, HEL)
     assert loaded.tuning is not None
     monkeypatch.setattr(loaded.tuning, "stores", True)
-    monkeypatch.setattr("redrafter_mlx.cli.tune.trial_prompts", lambda *_: [HEL])
+    monkeypatch.setattr("redrafter_mlx.cli.tune.command.trial_prompts", lambda *_: [HEL])
     assert bench.asked == 0
 
     def run(*arguments: str) -> int:

@@ -8,8 +8,8 @@ from joint import small_buffers as small_buffers
 from tiny import Words
 
 from redrafter_mlx.config import SamplingParams
+from redrafter_mlx.decoding.cache.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.proposal import Policy
-from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.response import StepResult

@@ -12,8 +12,8 @@ import pytest
 from constraints import Rules
 
 from redrafter_mlx.config import BeamShape
+from redrafter_mlx.decoding.cache.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.proposal import Policy
-from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.response import StepResult

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.decoding.prefix_cache import common_prefix
+from redrafter_mlx.decoding.cache.prefix_cache import common_prefix
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.weights.chat import encode_text, render_chat
 

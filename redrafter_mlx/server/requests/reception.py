@@ -13,10 +13,10 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from redrafter_mlx.server.api_error import LOG, ApiError
-from redrafter_mlx.server.generation_request import GenerationRequest
 from redrafter_mlx.server.hosting import Hosted, ModelHost
 from redrafter_mlx.server.models import Models
 from redrafter_mlx.server.options import ServerOptions
+from redrafter_mlx.server.requests.generation_request import GenerationRequest
 from redrafter_mlx.server.tasks import Ending, client_gone, in_daemon_thread, race
 
 T = TypeVar("T")

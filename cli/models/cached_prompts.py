@@ -12,7 +12,7 @@ import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.flag import Flag
-from redrafter_mlx.cli.models import print_table
+from redrafter_mlx.cli.models.command import print_table
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.paths import human_size, prompts_dir
 
@@ -33,7 +33,7 @@ def command(
 
     They hold what was typed, and only their owner can read them. On a terminal, clear asks first.
     """
-    from redrafter_mlx.decoding.prefix_store import stored_files
+    from redrafter_mlx.decoding.cache.prefix_store import stored_files
 
     if action not in ("list", "clear"):
         raise BadInputError(f"{action!r:.80} is neither list nor clear")

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import mlx.core as mx
 import mlx.nn as nn
 
-from redrafter_mlx.decoding.prefix_cache import PrefixCache
-from redrafter_mlx.decoding.sequence_cache import SequenceCache
+from redrafter_mlx.decoding.cache.prefix_cache import PrefixCache
+from redrafter_mlx.decoding.cache.sequence_cache import SequenceCache
+from redrafter_mlx.engine.memory.pool import MemoryPool
 from redrafter_mlx.engine.options import EngineOptions
-from redrafter_mlx.engine.pool import MemoryPool
 from redrafter_mlx.engine.request import Request
 from redrafter_mlx.errors import BadInputError, BusyError
 from redrafter_mlx.runtime.device import memory_limit

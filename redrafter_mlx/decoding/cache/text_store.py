@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from redrafter_mlx.decoding.prefix_store import make_room, private_folder
+from redrafter_mlx.decoding.cache.prefix_store import make_room, private_folder
 from redrafter_mlx.drafting.untrained.continuation import EarlierState
 from redrafter_mlx.runtime.atomic_write import name_in_errors, remove_abandoned
 

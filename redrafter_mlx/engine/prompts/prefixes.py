@@ -6,10 +6,10 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from redrafter_mlx.decoding.prefix_cache import PrefixCache, common_prefix
-from redrafter_mlx.decoding.prefix_store import PrefixStore, StoredPrefix
-from redrafter_mlx.decoding.sequence_cache import SequenceCache
-from redrafter_mlx.decoding.text_store import TextStore
+from redrafter_mlx.decoding.cache.prefix_cache import PrefixCache, common_prefix
+from redrafter_mlx.decoding.cache.prefix_store import PrefixStore, StoredPrefix
+from redrafter_mlx.decoding.cache.sequence_cache import SequenceCache
+from redrafter_mlx.decoding.cache.text_store import TextStore
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.untrained.continuation import HostDrafter, KeepsEarlier
 from redrafter_mlx.engine.options import EngineOptions

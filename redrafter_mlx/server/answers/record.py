@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from redrafter_mlx.response import Response
-from redrafter_mlx.server.answering import Emitted
+from redrafter_mlx.server.answers.answering import Emitted
 
 
 class Record:

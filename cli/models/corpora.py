@@ -12,7 +12,7 @@ import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.flag import Flag
-from redrafter_mlx.cli.models import print_table
+from redrafter_mlx.cli.models.command import print_table
 from redrafter_mlx.cli.terminal import sanitise
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.paths import human_size

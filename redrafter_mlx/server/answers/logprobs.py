@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from redrafter_mlx.server.answering import Emitted, TokenLogprob
+from redrafter_mlx.server.answers.answering import Emitted, TokenLogprob
+from redrafter_mlx.server.answers.sse import Json
 from redrafter_mlx.server.hosting import Hosted
-from redrafter_mlx.server.sse import Json
 
 
 def token_text(hosted: Hosted, token: int) -> str:

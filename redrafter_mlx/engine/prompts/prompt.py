@@ -12,7 +12,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers.normalizers import Normalizer
 from transformers import PreTrainedTokenizerFast
 
-from redrafter_mlx.engine.memory import MemoryBudget
+from redrafter_mlx.engine.memory.budget import MemoryBudget
 from redrafter_mlx.errors import BadInputError, ContextLengthError
 from redrafter_mlx.runtime.plain import plain
 from redrafter_mlx.target_model.source import TargetSource

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from redrafter_mlx.server.answering import Emitted
+from redrafter_mlx.server.answers.answering import Emitted
 from redrafter_mlx.weights.markup import Delta, OutputParser, ToolCall
 
 

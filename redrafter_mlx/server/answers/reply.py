@@ -8,12 +8,12 @@ from typing import ClassVar, Generic, TypeVar
 
 from redrafter_mlx.decoding.constraint import Constraint
 from redrafter_mlx.engine.request import Request
-from redrafter_mlx.server.answering import Emitted
+from redrafter_mlx.server.answers.answering import Emitted
+from redrafter_mlx.server.answers.record import Record
+from redrafter_mlx.server.answers.sse import Framing, Json
 from redrafter_mlx.server.api_error import ApiError, blamed_on
-from redrafter_mlx.server.generation_request import GenerationRequest
 from redrafter_mlx.server.hosting import Hosted
-from redrafter_mlx.server.record import Record
-from redrafter_mlx.server.sse import Framing, Json
+from redrafter_mlx.server.requests.generation_request import GenerationRequest
 
 R = TypeVar("R", bound=GenerationRequest)
 

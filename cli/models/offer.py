@@ -49,7 +49,7 @@ def offer_drafter(loading: opt.ModelOptions) -> None:
             _declined(known.name).parent.mkdir(parents=True, exist_ok=True)
             _declined(known.name).touch()
         return
-    from redrafter_mlx.cli.models import fetch
+    from redrafter_mlx.cli.models.command import fetch
 
     try:
         fetch(known.name)

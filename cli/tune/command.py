@@ -69,7 +69,7 @@ def command(
         check_plot(plot)
     if loading.drafter == NONE:
         raise BadInputError(_NO_SHAPES)
-    from redrafter_mlx.cli.blas_choice import compare_libraries, restart_with
+    from redrafter_mlx.cli.doctor.blas_choice import compare_libraries, restart_with
 
     chat_or = None if raw else opt.RAW_INSTEAD
     fastest = compare_libraries(loading, again, Terminal.standard().note, chat_or)
@@ -80,7 +80,7 @@ def command(
         tuning, expected = measure(loaded, again, progress, raw)
     for note in machine.notes():
         Terminal.standard().note(note)
-    from redrafter_mlx.cli.tune_advice import describe_advice, ways_to_draft
+    from redrafter_mlx.cli.tune.advice import describe_advice, ways_to_draft
 
     costs = tuning.costs
     ways = ways_to_draft(loaded, costs, _CONTEXT, loading.given, raw=raw)

@@ -7,7 +7,7 @@ from weakref import ref
 
 import mlx.core as mx
 
-from redrafter_mlx.decoding.prefix_cache import PrefixCache
+from redrafter_mlx.decoding.cache.prefix_cache import PrefixCache
 
 
 class Reserving(Protocol):

@@ -159,7 +159,7 @@ def command(
     timed beside plain decoding, and a line says whether it is faster on this machine. All options
     are written to train.toml beside the drafter; --config repeats or changes a run.
     """
-    from redrafter_mlx.cli.train_screen import run_training
+    from redrafter_mlx.cli.train.screen import run_training
     from redrafter_mlx.distill.options_file import make_job, read_options
     from redrafter_mlx.distill.recipes import flat, with_recipe
     from redrafter_mlx.drafting.files.installed import drafter_folder

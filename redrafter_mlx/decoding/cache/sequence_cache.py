@@ -8,7 +8,7 @@ from typing import TypeAlias, cast
 
 import mlx.core as mx
 
-from redrafter_mlx.decoding.checkpoints import Checkpoint, merged
+from redrafter_mlx.decoding.cache.checkpoints import Checkpoint, merged
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
 from redrafter_mlx.target_model.cache.kv_cache import Snapshot, TreeCache
 from redrafter_mlx.target_model.cache.layer_cache import LayerBuffers

@@ -24,7 +24,7 @@ from redrafter_mlx.weights.resolve import resolve
 
 _CHOSEN = "REDRAFTER_BLAS"
 
-ARGUMENTS = ("-m", "redrafter_mlx.cli.tune")
+ARGUMENTS = ("-m", "redrafter_mlx.cli.tune.command")
 """Arguments of the Python process that measures."""
 
 _CLOSE = 0.75

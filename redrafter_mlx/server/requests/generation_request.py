@@ -9,14 +9,14 @@ from pydantic import AliasChoices, BeforeValidator, Field
 
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.server.api_error import ApiError
-from redrafter_mlx.server.fields import (
+from redrafter_mlx.server.requests.fields import (
     SEEDS,
     Seed,
     as_options,
     as_repetition,
     as_top_k,
 )
-from redrafter_mlx.server.schema import Schema
+from redrafter_mlx.server.requests.schema import Schema
 
 _SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty",

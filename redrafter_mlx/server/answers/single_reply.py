@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from redrafter_mlx.engine.request import Request
-from redrafter_mlx.server.answering import Emitted
+from redrafter_mlx.server.answers.answering import Emitted
+from redrafter_mlx.server.answers.logprobs import entries
+from redrafter_mlx.server.answers.parts import AnswerParts
+from redrafter_mlx.server.answers.record import Record
+from redrafter_mlx.server.answers.reply import R, Reply
+from redrafter_mlx.server.answers.sse import Json
 from redrafter_mlx.server.hosting import Hosted
-from redrafter_mlx.server.logprobs import entries
-from redrafter_mlx.server.parts import AnswerParts
-from redrafter_mlx.server.record import Record
-from redrafter_mlx.server.reply import R, Reply
-from redrafter_mlx.server.sse import Json
 from redrafter_mlx.structured.plan import OutputPlan
 from redrafter_mlx.weights.markup import Delta
 

@@ -13,7 +13,7 @@ import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.flag import Flag
-from redrafter_mlx.cli.model_facts import (
+from redrafter_mlx.cli.models.facts import (
     drafter_facts,
     memory_facts,
     size_text,

@@ -30,7 +30,7 @@ from redrafter_mlx.cli.progress import (
     progress_lines,
 )
 from redrafter_mlx.cli.terminal import INTERRUPTED, StopKey, one_line
-from redrafter_mlx.cli.train_lines import (
+from redrafter_mlx.cli.train.lines import (
     ends_at,
     print_corpus,
     print_deadline,

@@ -23,8 +23,8 @@ from typing import cast
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.decoding.prefix_cache import Tokens, common_prefix
-from redrafter_mlx.decoding.sequence_cache import Arrays
+from redrafter_mlx.decoding.cache.prefix_cache import Tokens, common_prefix
+from redrafter_mlx.decoding.cache.sequence_cache import Arrays
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.atomic_write import name_in_errors, remove_abandoned
 

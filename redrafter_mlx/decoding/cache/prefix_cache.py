@@ -10,8 +10,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from redrafter_mlx.decoding.checkpoints import CHANGED_END, merged
-from redrafter_mlx.decoding.sequence_cache import SequenceCache
+from redrafter_mlx.decoding.cache.checkpoints import CHANGED_END, merged
+from redrafter_mlx.decoding.cache.sequence_cache import SequenceCache
 from redrafter_mlx.drafting.interface import Drafter
 
 Tokens = NDArray[np.int64]

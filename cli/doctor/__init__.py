@@ -1,0 +1,1 @@
+"""`redrafter-mlx doctor`."""

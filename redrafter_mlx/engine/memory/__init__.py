@@ -1,0 +1,1 @@
+"""Memory: what an engine may use, and what the engines of a thread share."""

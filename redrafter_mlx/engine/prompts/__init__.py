@@ -1,0 +1,1 @@
+"""Prompts: encoded, read in chunks, and with the prefixes that they share."""

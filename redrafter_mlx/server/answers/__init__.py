@@ -1,0 +1,1 @@
+"""What clients get: answers as they are generated, and their replies in any API."""

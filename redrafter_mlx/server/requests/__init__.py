@@ -1,0 +1,1 @@
+"""What clients send: schemas of requests, the values of their fields, and reading them."""
