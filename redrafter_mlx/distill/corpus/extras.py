@@ -10,6 +10,9 @@ another pass of the target over them:
                  an answer token was chosen, in the target's type
     whole-I-J/   the prompts' states, for whole texts: `states` [P - texts, (layers + 1) * D], the
                  layer inputs and the last hidden state where a prompt's token was chosen
+
+States are stored, not computed in every pass: for SmolLM2-135M on one CPU thread, computing them
+takes 0.8 of the time of training on them with the recurrent form, and 0.5 with EAGLE's.
 """
 
 from __future__ import annotations
