@@ -36,7 +36,8 @@ def load_model(
     """Load the target and this drafter; see `load`."""
     return load(
         options.model, drafter, dtype=loading.dtype, quantize=loading.quantize,
-        kv_bits=options.kv_bits, drafter_bits=options.drafter_bits, offline=options.offline,
+        kv_bits=options.kv_bits, quantized_kv_start=options.quantized_kv_start,
+        drafter_bits=options.drafter_bits, offline=options.offline,
         engine=engine,
         chat_or=None if options.raw else "set raw to ask the questions as plain text",
     )  # fmt: skip

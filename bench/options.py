@@ -78,6 +78,7 @@ class BenchOptions:
     dtype: str = "auto"
     quantize: int | None = None
     kv_bits: int | None = None
+    quantized_kv_start: int = 0
     offline: bool = False
     only: tuple[Question, ...] = ()
     """Questions used if no option gives any."""

@@ -92,6 +92,10 @@ KV_BITS = Flag(
     "Quantise the keys and values of a text to this many bits: less memory, and another text.",
     "4|8", MODEL,
 )  # fmt: skip
+KV_START = Flag(
+    "With --kv-bits: a text's first N tokens keep their keys and values as they are.",
+    "N", MODEL,
+)  # fmt: skip
 OFFLINE = Flag("Use only what is on this machine.", panel=MODEL)
 LIMIT = Flag("Only N of them, evenly spaced.", "N")
 
@@ -126,6 +130,7 @@ class ModelOptions(TargetOptions):
         "auto|trained|mtp|successors|lookup|earlier|none|NAME", DRAFTS)] = AUTO  # fmt: skip
     drafter_bits: Annotated[int | None, DRAFTER_BITS] = None
     kv_bits: Annotated[int | None, KV_BITS] = None
+    quantized_kv_start: Annotated[int, KV_START] = 0
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def command(
 def describe(report: VerificationReport, decode: Callable[[list[int]], str]) -> str:
     """Format the report as text: what was compared, each difference, and the verdict."""
     weights = f", {report.bits}-bit weights" if report.bits else ""
-    weights += f", {report.kv_bits}-bit keys and values" if report.kv_bits else ""
+    weights += f", {report.kv_packing}" if report.kv_packing else ""
     drafts = "mlx-lm's own answers, with errors" if report.drafter == "oracle" else report.drafter
     lines = [
         f"{report.model}, {report.dtype}{weights}; drafts from {drafts}; "
@@ -76,9 +76,9 @@ def describe(report: VerificationReport, decode: Callable[[list[int]], str]) -> 
             f"{got} ({d.got}); margin "
             f"{d.margin:.2g} nats, rounding moves {d.noise:.2g}: {why}"
         )
-    if report.kv_bits:
+    if report.kv_packing:
         lines.append(
-            f"{report.kv_bits}-bit keys and values make another target, with drafts or without: "
+            f"{report.kv_packing} make another target, with drafts or without: "
             f"{report.kv_agreeing} tokens of mlx-lm's are also those of whole ones"
         )
     if report.exact:

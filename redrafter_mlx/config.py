@@ -284,6 +284,33 @@ def check_quantize(bits: int | None, name: str = "quantize") -> None:
         raise BadInputError(f"{name} is {bits!r}; it must be 4 or 8 bits")
 
 
+@dataclass(frozen=True)
+class KVQuantization:
+    """How the keys and values of a text are quantised, as mlx-lm's options of these names say.
+
+    kv_bits: 4 or 8; None leaves them as they are
+    quantized_kv_start: number of the text's first positions that stay as they are
+    """
+
+    kv_bits: int | None = None
+    quantized_kv_start: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise BadInputError, naming the option, for values that it cannot have."""
+        make_plain(self)
+        check_quantize(self.kv_bits, "kv_bits")
+        check_int("quantized_kv_start", self.quantized_kv_start, 0, None)
+        if self.quantized_kv_start and self.kv_bits is None:
+            raise BadInputError(
+                f"quantized_kv_start is {self.quantized_kv_start}, and nothing is quantised "
+                f"without kv_bits; give kv_bits, too"
+            )
+
+
+WHOLE = KVQuantization()
+"""Keys and values are kept as they are."""
+
+
 def check_drafter_bits(bits: int | None, name: str = "drafter_bits") -> None:
     """Raise BadInputError, naming the option, unless a drafter's weights can have these bits."""
     if bits is not None and (isinstance(bits, bool) or bits not in (4, 8, 16)):

@@ -68,7 +68,7 @@ class VerificationReport:
     """What was compared, and the differences.
 
     tokens, agreeing: number of tokens compared, and equal; nothing is compared after a difference
-    kv_bits:          of the target's keys and values, with which mlx-lm's loop is run, too
+    kv_packing:       how the target's keys and values are quantised, in mlx-lm's loop, too
     kv_agreeing:      number of mlx-lm's tokens that are those of whole keys and values, up to each
                       answer's first difference: what quantising them costs, with drafts or without
     drafter:          described in words; "oracle" drafts from mlx-lm's own answer, with errors
@@ -80,7 +80,7 @@ class VerificationReport:
     fingerprint: str | None
     dtype: str
     bits: int | None
-    kv_bits: int | None
+    kv_packing: str | None
     kv_agreeing: int | None
     drafter: str
     beam_width: int
@@ -165,7 +165,7 @@ def verify(
         fingerprint=source.fingerprint if source else None,
         dtype=source.dtype if source else dtype,
         bits=source.bits if source else None,
-        kv_bits=None if packing is None else packing.bits,
+        kv_packing=None if packing is None else packing.label,
         kv_agreeing=None if packing is None else unquantised,
         drafter="oracle" if oracle else redrafter.drafting or "oracle",
         beam_width=shape.width,

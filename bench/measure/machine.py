@@ -81,7 +81,7 @@ class LoadedModel:
         modules = redrafter.drafter.modules if redrafter.drafter else ()
         arithmetic = source.dtype if source else dtype_name(redrafter.target.dtype)
         if (packing := redrafter.target.packing) is not None:
-            arithmetic += f", {packing.bits}-bit keys and values"
+            arithmetic += f", {packing.label}"
         return cls(
             dtype=dtype,
             model=source.name if source else redrafter.target.model_type,

@@ -73,6 +73,7 @@ FLAGS: Mapping[str, Flag] = {
         f"{', '.join(get_args(Label))}; several are loaded in turn.", "TYPE,...", MODEL),
     "quantize": Flag("4 is --dtype 4bit, and 8 is 8bit.", "4|8", MODEL),
     "kv_bits": opt.KV_BITS,
+    "quantized_kv_start": opt.KV_START,
     "offline": opt.OFFLINE,
 }  # fmt: skip
 """The flags of `BenchOptions`."""

@@ -17,6 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache
 
+from redrafter_mlx.config import WHOLE, KVQuantization
 from redrafter_mlx.distributed.commands import CommandWriter, Made, Origin, Stored, Word
 from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.distributed.plain_batch import PlainBatch
@@ -153,8 +154,8 @@ class MirroredCache(TreeCache):
 class MirroredTarget(Target):
     """A target whose calls all ranks make; see Target."""
 
-    def __init__(self, model: nn.Module, mirror: Mirror, *, kv_bits: int | None = None) -> None:
-        super().__init__(model, kv_bits=kv_bits)
+    def __init__(self, model: nn.Module, mirror: Mirror, *, kv: KVQuantization = WHOLE) -> None:
+        super().__init__(model, **vars(kv))
         self._mirror = mirror
         self.plain = MirroredModel(self.model, mirror)
         self.builds_ahead, self.submits_ahead = mirror.sharing == "tensor", False
@@ -215,11 +216,11 @@ class MirroredTarget(Target):
         return hidden, logits
 
 
-def target_of(model: nn.Module, mirror: Mirror | None, kv_bits: int | None = None) -> Target:
+def target_of(model: nn.Module, mirror: Mirror | None, kv: KVQuantization = WHOLE) -> Target:
     """Return the target of a model that this process has alone, or shares with other ranks."""
     if mirror is None:
-        return Target(model, kv_bits=kv_bits)
-    return MirroredTarget(model, mirror, kv_bits=kv_bits)
+        return Target(model, **vars(kv))
+    return MirroredTarget(model, mirror, kv=kv)
 
 
 class MirroredModel(nn.Module):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import cast
 
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
 
-from redrafter_mlx.config import GenerationOptions, check_quantize
+from redrafter_mlx.config import GenerationOptions, KVQuantization
 from redrafter_mlx.decoding.constraint import Constraint
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.files.forms import DrafterFolder
@@ -32,7 +31,6 @@ _INSTEAD = {
     "max_kv_size": "caches are not cut; `EngineOptions(memory_bytes=...)` limits a `Redrafter`",
     "prefill_step_size": "leave it out: a prompt is read in chunks of about 2,048 tokens",
     "kv_group_size": "leave it out: with kv_bits, groups are of 64 numbers, or of 32",
-    "quantized_kv_start": "leave it out: kv_bits quantises from the first token on",
     "input_embeddings": "give text or token ids",
     "stream": "leave it out: the engine has a thread and a stream of its own",
 }
@@ -48,6 +46,7 @@ def stream_generate(
     draft_model: nn.Module | None = None,
     num_draft_tokens: int | None = None,
     kv_bits: int | None = None,
+    quantized_kv_start: int = 0,
     prompt_progress_callback: Callable[[int, int], None] | None = None,
     options: GenerationOptions | None = None,
     constraint: Constraint | None = None,
@@ -63,7 +62,9 @@ def stream_generate(
       drafter: a drafter, the path of its folder, or "lookup"; None decodes plainly
       draft_model: as in mlx-lm: a smaller mlx-lm model with the same tokenizer, as the drafter
       num_draft_tokens: as in mlx-lm: drafts of one beam in every step; None chooses the shape
-      kv_bits: as in mlx-lm, 4 or 8, with `quantized_kv_start=0`
+      kv_bits: as in mlx-lm, 4 or 8
+      quantized_kv_start: number of the text's first positions that stay as they are; mlx-lm
+        quantises these, too, once a text is so long, in the chunk of the prompt that reaches it
       prompt_progress_callback: as in mlx-lm, in the engine's thread
       options: see GenerationOptions; `overrides` are its fields by name
       constraint: the grammar of this answer, made for it alone
@@ -84,9 +85,7 @@ def stream_generate(
     host: tuple[HostDrafter, ...] = ()
     if isinstance(drafter, (str, Path)):
         drafter, host = _opened(drafter)
-    bits = cast("int | None", plain(kv_bits))
-    check_quantize(bits, "kv_bits")
-    target = Target(model, kv_bits=bits)
+    target = Target(model, **vars(KVQuantization(kv_bits, quantized_kv_start)))
     redrafter = Redrafter(model, wrapped, drafter, host_drafters=host, target=target)
     chosen = redrafter.chosen_options(options, overrides)
     ids = redrafter.encode(prompt, raw=True)

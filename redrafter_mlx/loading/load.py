@@ -33,6 +33,7 @@ def load(
     dtype: DType = "auto",
     quantize: int | None = None,
     kv_bits: int | None = None,
+    quantized_kv_start: int = 0,
     drafter_bits: int | None = None,
     offline: bool = False,
     progress: Progress | None = None,
@@ -62,7 +63,8 @@ def load(
         runs; None or "none" decodes plainly
       drafter_bits: quantise the drafter's weights to 4 or 8 bits; 16 leaves them as stored; None
         gives them the bits of the target's in memory
-      model, dtype, quantize, kv_bits, offline, progress, chat_or: as in `load_target`
+      model, dtype, quantize, kv_bits, quantized_kv_start, offline, progress, chat_or: as in
+        `load_target`
       engine: how many answers share the device, and how they take turns
       warm_up: run every kernel once; otherwise the first answer does, which takes longer then
       learn: keep answers on this machine, for `redrafter-mlx learn` to train the drafter on; the
@@ -84,6 +86,7 @@ def load(
         dtype=dtype,
         quantize=quantize,
         kv_bits=kv_bits,
+        quantized_kv_start=quantized_kv_start,
         offline=offline,
         progress=progress,
         ranks=ranks,

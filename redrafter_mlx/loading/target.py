@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.config import DType, check_choice, check_quantize
+from redrafter_mlx.config import DType, KVQuantization, check_choice, check_quantize
 from redrafter_mlx.cpu.door import check_allocation
 from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.distributed.mirror import Mirror, target_of
@@ -73,7 +73,7 @@ class LoadedTarget:
         mirror: Mirror | None = None,
     ) -> LoadedTarget:
         """Make the target of a model in memory."""
-        return cls(model, target_of(model, mirror, source.kv_bits), tokenizer, source, mirror)
+        return cls(model, target_of(model, mirror, source.kv), tokenizer, source, mirror)
 
 
 def load_target(
@@ -82,6 +82,7 @@ def load_target(
     dtype: DType = "auto",
     quantize: int | None = None,
     kv_bits: int | None = None,
+    quantized_kv_start: int = 0,
     offline: bool = False,
     progress: Progress | None = None,
     ranks: Ranks | None = None,
@@ -97,6 +98,7 @@ def load_target(
       quantize: 4 or 8 bits; a model that is already quantised to that many stays as it is
       kv_bits: 4 or 8: quantise the keys and values in caches to so many bits, in all layers that
         keep them of the whole text. Another target: its tokens differ from those of whole numbers
+      quantized_kv_start: number of a text's first positions that `kv_bits` leaves as they are
       offline: use only files on this machine
       progress: reports downloads and their checks; None logs those that take long
       ranks: the ranks that share the target; None keeps all of it in this process
@@ -110,8 +112,7 @@ def load_target(
     check_choice("dtype", dtype, DType)
     quantize = cast("int | None", plain(quantize))
     check_quantize(quantize)
-    kv_bits = cast("int | None", plain(kv_bits))
-    check_quantize(kv_bits, "kv_bits")
+    kv = KVQuantization(kv_bits, quantized_kv_start)
     advise = LOG.warning if quantize is None else LOG.debug  # it advises to quantise
     if not weights and find_local(DEFAULT_MODEL if name is None else name) is None:
         raise ModelNotFoundError(
@@ -127,7 +128,7 @@ def load_target(
         stored = stored_model(local.path) if quantize == 4 else None
         if stored is not None and stored.bits is None and stored.size.mostly_embedding:
             LOG.warning("%s in 4 bits: %s", local.name, MOSTLY_EMBEDDING)
-        return read_target(local, dtype, quantize, kv_bits, ranks, weights=weights)
+        return read_target(local, dtype, quantize, kv, ranks, weights=weights)
     except DamagedFileError as error:
         if local.remedy is None:
             raise
@@ -142,7 +143,7 @@ def read_target(
     local: LocalModel,
     dtype: DType,
     quantize: int | None,
-    kv_bits: int | None,
+    kv: KVQuantization,
     ranks: Ranks | None,
     *,
     weights: bool,
@@ -157,10 +158,10 @@ def read_target(
     with ThreadPoolExecutor(1) as beside:  # MLX and NumPy need no interpreter while they work
         tokenizer = beside.submit(raw.read_tokenizer)
         if weights:
-            precision, target, mirror = _read_weights(local, raw, dtype, quantize, kv_bits, ranks)
+            precision, target, mirror = _read_weights(local, raw, dtype, quantize, kv, ranks)
         else:
             precision, mirror = convert(raw.model, dtype, quantize, raw.stored), None
-            target = _make_target(raw, local.path, None, kv_bits)
+            target = _make_target(raw, local.path, None, kv)
     source = TargetSource(
         name=local.name,
         path=local.path,
@@ -171,12 +172,12 @@ def read_target(
         licence=local.entry.licence if local.entry else raw.licence,
         context_length=raw.context_length,
         earlier_fingerprint=raw.earlier_fingerprint,
-        kv_bits=kv_bits,
+        kv=kv,
     )
     return LoadedTarget(raw.model, target, tokenizer.result(), source, mirror)
 
 
-def _make_target(raw: RawModel, path: Path, mirror: Mirror | None, kv_bits: int | None) -> Target:
+def _make_target(raw: RawModel, path: Path, mirror: Mirror | None, kv: KVQuantization) -> Target:
     """Make the target, whose weights may still be on the disk.
 
     Raises:
@@ -184,7 +185,7 @@ def _make_target(raw: RawModel, path: Path, mirror: Mirror | None, kv_bits: int 
       DamagedFileError: the model cannot even be called, such as with a rotary base that is a text
     """
     try:
-        return target_of(raw.model, mirror, kv_bits)
+        return target_of(raw.model, mirror, kv)
     except RedrafterError:
         raise
     except Exception as error:  # architectures raise errors of any type on wrong settings
@@ -197,7 +198,7 @@ def _read_weights(
     raw: RawModel,
     dtype: DType,
     quantize: int | None,
-    kv_bits: int | None,
+    kv: KVQuantization,
     ranks: Ranks | None,
 ) -> tuple[Precision, Target, Mirror | None]:
     """Bring the weights into memory, in the form that the options ask for.
@@ -216,7 +217,7 @@ def _read_weights(
     if ranks is not None:
         sharing = shard(raw.model, raw.model_type, ranks.group)
         mirror = Mirror(ranks, sharing) if sharing and ranks.leads else None
-    target = _make_target(raw, local.path, mirror, kv_bits)
+    target = _make_target(raw, local.path, mirror, kv)
     size, shared = nbytes_of(raw.model), ranks is not None
     check_load(local.name, local.path, size, this_machine(), shared=shared)
     check_allocation(size)

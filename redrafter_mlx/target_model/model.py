@@ -76,10 +76,13 @@ class Target:
     has_all_keys: whether its caches hold the keys of all heads and layers
     """
 
-    def __init__(self, model: nn.Module, *, kv_bits: int | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, *, kv_bits: int | None = None, quantized_kv_start: int = 0
+    ) -> None:
         """Raise UnsupportedModelError, naming the model, for state that a tree cannot share.
 
         kv_bits: quantise keys and values of whole texts to so many bits, see `packed_cache`
+        quantized_kv_start: number of a text's first positions that are not quantised
         """
         whole = cast(nn.Module, getattr(model, "language_model", model))
         self.model_type = str(getattr(whole, "model_type", type(whole).__module__))
@@ -109,7 +112,7 @@ class Target:
         sample = self.embedding(mx.array([[0]]))
         self.dtype: mx.Dtype = sample.dtype
         self.hidden_size = int(sample.shape[-1])
-        self._probe(kv_bits)
+        self._probe(kv_bits, quantized_kv_start)
         self.vocab_size = int(self._head(sample).shape[-1])
         self._connect(view)
         if not reads_windows(self._read, Target.new_cache(self)):
@@ -260,7 +263,7 @@ class Target:
             self._read, lambda hidden: head(hidden[..., -size:]), self._linears, new_cache
         )
 
-    def _probe(self, kv_bits: int | None) -> None:
+    def _probe(self, kv_bits: int | None, start: int) -> None:
         """Find out how the model uses our caches; see `probe`."""
         backbone, forms = self._backbone, self._forms
         probed = probe(self.model, backbone, forms, self.hidden_size, self.model_type)
@@ -268,7 +271,7 @@ class Target:
         self.n_caches = sum(probed.used)
         self.states, self.windows = {**probed.states}, {**probed.windows}
         if kv_bits is not None:
-            self.packing = packing_of(probed, backbone, forms, kv_bits, self.model_type)
+            self.packing = packing_of(probed, backbone, forms, kv_bits, start, self.model_type)
 
     def _check_layers(self, indices: Sequence[int]) -> None:
         """Raise MismatchError, naming the layer, for one that the model does not have."""

@@ -98,9 +98,14 @@ def probe(
 
 
 def packing_of(
-    probed: Probed, backbone: Backbone, forms: Sequence[CacheForm], bits: int, model_type: str
+    probed: Probed,
+    backbone: Backbone,
+    forms: Sequence[CacheForm],
+    bits: int,
+    start: int,
+    model_type: str,
 ) -> Packing:
-    """Return how a model's keys and values are kept in 8 or 4 bits.
+    """Return how a model's keys and values are kept in 8 or 4 bits from a position on.
 
     Raises UnsupportedModelError if they cannot be, or if it keeps none of a whole text.
     """
@@ -122,8 +127,9 @@ def packing_of(
 
     taken = False
     with suppress(*FAILURES):  # of attention that is the model's own, or has sinks
-        taken = call_on_rows(call, empty(Packing(bits, group, True, True))) is not None
-    packing = Packing(bits, group, taken, taken and IN_ATTENTION[backend()])
+        if not start:  # mlx-lm's function takes no others beside them
+            taken = call_on_rows(call, empty(Packing(bits, group, True, True))) is not None
+    packing = Packing(bits, group, taken, taken and IN_ATTENTION[backend()], start)
     try:
         cache = empty(packing)
         cache.plan_prompt(0, 2)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from redrafter_mlx.config import WHOLE, KVQuantization
+
 
 @dataclass(frozen=True)
 class TargetSource:
@@ -17,7 +19,7 @@ class TargetSource:
     model_type:  mlx-lm's name of the architecture
     dtype:       the arithmetic, such as "float32"
     bits:        of quantised weights in memory, None if not quantised
-    kv_bits:     of the keys and values in its caches, None if not quantised
+    kv:          how the keys and values in its caches are quantised
     licence:     as the registry or the file states it, None if neither does
     context_length: maximum tokens of prompt and answer together, None if the files state no limit
     earlier_fingerprint: the one by which older drafters name it, a GGUF file's SHA-256; None if
@@ -33,4 +35,4 @@ class TargetSource:
     licence: str | None
     context_length: int | None = None
     earlier_fingerprint: str | None = None
-    kv_bits: int | None = None
+    kv: KVQuantization = WHOLE

@@ -60,7 +60,7 @@ class Setup:
 
 def setup_of(model: nn.Module, target: Target, drafter: str) -> Setup:
     """Return the setup that times hold for; `drafter` is equal for drafters with equal times."""
-    bits = "" if target.packing is None else f", {target.packing.bits}-bit keys and values"
+    bits = "" if target.packing is None else f", {target.packing.label}"
     return Setup(
         chip=f"{mx.default_device().type.name} {chip_name()}",
         model=f"{target.model_type} {shapes_hash(model)}",

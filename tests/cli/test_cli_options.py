@@ -106,6 +106,7 @@ def test_a_model_has_all_the_options_of_a_target() -> None:
         "drafter",
         "drafter_bits",
         "kv_bits",
+        "quantized_kv_start",
     }
 
 

@@ -340,8 +340,7 @@ def test_stream_generate_takes_mlx_lms_draft_model(model: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("name", "instead"),
     [("sampler", "temperature"), ("logits_processors", "logit_bias"), ("max_kv_size", "memory"),
-     ("prompt_cache", "Redrafter"), ("prefill_step_size", "leave it out"),
-     ("quantized_kv_start", "first token")],
+     ("prompt_cache", "Redrafter"), ("prefill_step_size", "leave it out")],
 )  # fmt: skip
 def test_another_keyword_of_mlx_lms_is_refused_with_what_to_give_instead(
     model: nn.Module, name: str, instead: str

@@ -60,8 +60,11 @@ MODELS = {
 }
 
 
-CASES = [*zip(MODELS, [8, 4, 4, 8, 4, 8, 4], [False] * len(MODELS), strict=True),
-         ("whole text", 4, True), ("recurrent", 8, True)]  # fmt: skip
+BITS = dict(zip(MODELS, [8, 4, 4, 8, 4, 8, 4], strict=True))
+CASES = [*((name, bits, False, 0) for name, bits in BITS.items()),
+         ("whole text", 4, True, 0), ("recurrent", 8, True, 0),
+         *(("whole text", 4, False, start) for start in (3, 5, 9, 12, 400)),
+         *((name, 4, name == "recurrent", 11) for name in MODELS)]  # fmt: skip
 
 
 def multiply_in_attention(monkeypatch: pytest.MonkeyPatch, ours: bool = True) -> None:
@@ -91,12 +94,12 @@ def test_attention_that_takes_no_quantised_keys_is_given_none(
     assert packing.in_attention == (name not in ("attention of its own", "sinks", "latent"))
 
 
-@pytest.mark.parametrize(("name", "bits", "in_attention"), CASES, ids=str)
+@pytest.mark.parametrize(("name", "bits", "in_attention", "start"), CASES, ids=str)
 def test_drafted_tokens_equal_mlx_lms_with_the_same_bits(
-    name: str, bits: int, in_attention: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, bits: int, in_attention: bool, start: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     multiply_in_attention(monkeypatch, in_attention)
-    target = Target(MODELS[name](), kv_bits=bits)
+    target = Target(MODELS[name](), kv_bits=bits, quantized_kv_start=start)
     want = mlx_lm_tokens(target, PROMPT, 25)
     assert run(Decoder(target, None, PLAIN, GREEDY), PROMPT, 25)[0] == want
     for shape in SHAPES:
@@ -123,14 +126,15 @@ def test_plain_tokens_equal_those_of_mlx_lms_quantised_cache_and_option(bits: in
 
 
 @pytest.mark.parametrize(
-    ("name", "temperature", "bits"),
-    [("whole text", 0.0, 8), ("whole text", 0.8, 4), ("rings", 0.8, 8), ("recurrent", 0.0, 4)],
-)
+    ("name", "temperature", "bits", "start"),
+    [("whole text", 0.0, 8, 0), ("whole text", 0.8, 4, 0), ("rings", 0.8, 8, 0),
+     ("recurrent", 0.0, 4, 0), ("whole text", 0.8, 4, 20), ("rings", 0.0, 4, 70)],
+)  # fmt: skip
 def test_rows_that_join_and_leave_are_decoded_as_if_alone(
-    name: str, temperature: float, bits: int
+    name: str, temperature: float, bits: int, start: int
 ) -> None:
     params = SamplingParams(temperature)
-    target = Target(MODELS[name](), kv_bits=bits)
+    target = Target(MODELS[name](), kv_bits=bits, quantized_kv_start=start)
     shape = BeamShape(2, 4)
     decoder = Decoder(target, None, shape, params, host_drafters=(Lookup(1),))
     rng = random.Random(bits)
@@ -199,6 +203,27 @@ def test_a_position_is_quantised_alike_by_prompts_steps_and_trees() -> None:
                     assert mx.allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+def test_the_first_positions_take_what_they_take_whole() -> None:
+    """Beside the quantised ones, and one slot more for what later positions write."""
+    model = random_model(head_dim=64)
+    caches = []
+    for start in (0, 100, 5_000):
+        target = Target(model, kv_bits=8, quantized_kv_start=start)
+        cache = target.new_cache()
+        target.append(mx.array([[1] * 300]), cache, 0)
+        caches.append(cache)
+        for kept in (300, 64):
+            cache.trim(kept)
+            assert cache.trimmed_size(kept) == (cache.nbytes, len(cache.buffers))
+    whole = Target(model).new_cache()
+    Target(model).append(mx.array([[1] * 300]), whole, 0)
+    none, some, all_ = caches
+    assert all_.nbytes - none.nbytes == whole.nbytes * 64 / whole.capacity
+    assert none.ring_bytes == {}
+    (ring,) = some.ring_bytes.items()
+    assert ring == (101, whole.nbytes / whole.capacity)
+
+
 @pytest.mark.parametrize(("bits", "share"), [(8, 9 / 32), (4, 5 / 32)])
 def test_a_cache_takes_what_its_bits_say(bits: int, share: float) -> None:
     """In groups of 64 float32: 64 numbers of so many bits, a scale and a bias."""
@@ -258,17 +283,18 @@ def answered(redrafter: Redrafter, prompt: list[int], n: int = 12) -> tuple[list
     return tokens, responses[-1].cached_tokens
 
 
-def engine(model: nn.Module, bits: int | None, folder: Path) -> Redrafter:
-    target = Target(model, kv_bits=bits)
+def engine(model: nn.Module, bits: int | None, folder: Path, start: int = 0) -> Redrafter:
+    target = Target(model, kv_bits=bits, quantized_kv_start=start)
     return Redrafter(
         model, byte_tokenizer(), host_drafters=(Lookup(),), target=target,
         engine=EngineOptions(cache_dir=folder),
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("start", [0, 150, 600])
 @pytest.mark.parametrize("kind", ["whole text", "rings"])
 def test_a_prefix_is_reused_and_there_after_a_restart_with_the_same_bits_alone(
-    kind: str, tmp_path: Path
+    kind: str, start: int, tmp_path: Path
 ) -> None:
     sizes: dict[str, object] = {"vocab_size": 258, "max_position_embeddings": 4096}
     model = (
@@ -277,14 +303,16 @@ def test_a_prefix_is_reused_and_there_after_a_restart_with_the_same_bits_alone(
         else sliding_model("gemma3_text", head_dim=32, query_pre_attn_scalar=32, **sizes)
     )
     prompt = [(7 * i + 3) % 256 for i in range(400)]
-    first = engine(model, 8, tmp_path)
+    first = engine(model, 8, tmp_path, start)
     answer, cached = answered(first, prompt)
     assert cached == 0
     again = [*prompt, *answer, 5, 6, 7]
     assert answered(first, again)[1] >= len(prompt) + len(answer) - 1
+    answered(first, [*prompt[:100], *range(40)])
     ended(first)
-    for bits, reads in ((8, False), (4, True), (None, True)):
-        other = engine(model, bits, tmp_path)
+    others = ((8, start, False), (4, start, True), (None, 0, True), (8, start + 1, True))
+    for bits, begin, reads in others:
+        other = engine(model, bits, tmp_path, begin)
         assert (answered(other, again)[1] == 0) == reads
         ended(other)
 
@@ -296,10 +324,10 @@ def test_a_report_says_that_the_bits_change_the_target_and_drafts_do_not() -> No
     )
     report = verify(redrafter, ["one", "two"], max_tokens=24, shape=BeamShape(2, 4), oracle=True)
     assert report.exact
-    assert report.kv_bits == 4
+    assert report.kv_packing == "4-bit keys and values"
     assert (report.kv_agreeing, report.tokens) == (22, 48)
     whole = verify(Redrafter(model, byte_tokenizer()), ["one"], max_tokens=4)
-    assert (whole.kv_bits, whole.kv_agreeing) == (None, None)
+    assert (whole.kv_packing, whole.kv_agreeing) == (None, None)
 
 
 def test_the_drop_in_takes_mlx_lms_option() -> None:
@@ -310,6 +338,11 @@ def test_the_drop_in_takes_mlx_lms_option() -> None:
     assert got == up_to(byte_tokenizer().eos_token_id, want)
     with pytest.raises(BadInputError, match="kv_bits is 3"):
         stream_generate(model, byte_tokenizer(), PROMPT, kv_bits=3)
+    got = [r.token for r in stream_generate(model, byte_tokenizer(), PROMPT, kv_bits=4,
+                                            quantized_kv_start=7, max_tokens=12)]  # fmt: skip
+    assert got == mlx_lm_tokens(Target(model, kv_bits=4, quantized_kv_start=7), PROMPT, 12)
+    with pytest.raises(BadInputError, match="without kv_bits"):
+        stream_generate(model, byte_tokenizer(), PROMPT, quantized_kv_start=7)
 
 
 @pytest.mark.parametrize(

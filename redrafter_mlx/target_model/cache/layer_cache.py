@@ -188,11 +188,7 @@ class LayerCache:
         if nodes:
             both = zip(held, self.tree_nodes, strict=True)
             held = [mx.concatenate([*each], axis=2) for each in both]
-        return self._unpacked(held)
-
-    def _unpacked(self, arrays: Sequence[mx.array]) -> tuple[mx.array, mx.array]:
-        """Return the keys and values in arrays of some slots."""
-        keys, values = arrays
+        keys, values = held
         return keys, values
 
     def positions(self, length: mx.array, extent: int) -> mx.array:

@@ -95,11 +95,16 @@ class CacheLayers:
 
     @property
     def ring_bytes(self) -> Mapping[int, int]:
-        """Bytes of one slot of all layers with a ring of so many slots, by that number."""
+        """Bytes of one slot of all layers with a ring of so many slots, by that number.
+
+        What quantised layers keep as it is of the first positions counts, too.
+        """
         found = Counter[int]()
         for layer in self.attention:
             if layer.ring is not None:
                 found[layer.ring] += layer.slot_bytes
+            if isinstance(layer, PackedCache) and layer.packing.start:
+                found[layer.packing.start + 1] += layer.early_slot_bytes
         return found
 
     @property

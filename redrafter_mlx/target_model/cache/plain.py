@@ -21,7 +21,10 @@ class RoundedKVCache(KVCache):  # type: ignore[misc]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append rounded keys and values; return all."""
-        rounded = [self._packing.unpack(self._packing.pack(a)) for a in (keys, values)]
+        packing = self._packing
+        early = self.offset + mx.arange(keys.shape[2])[:, None] < packing.start
+        both = (keys, values)
+        rounded = [mx.where(early, a, packing.unpack(packing.pack(a))) for a in both]
         found: tuple[mx.array, mx.array] = super().update_and_fetch(*rounded)
         return found
 
@@ -48,7 +51,7 @@ class _ShakenCache:
 
 
 def plain_caches(model: nn.Module, packing: Packing | None, *, shaken: bool = False) -> list[Any]:
-    """Return mlx-lm's caches for its own model and loop, quantised from the first token on.
+    """Return mlx-lm's caches for its own model and loop, quantised as ours are.
 
     shaken: whether numbers are moved by rounding before they are quantised
     """

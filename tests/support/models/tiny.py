@@ -178,8 +178,8 @@ def targets_made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     make = Target.__init__
 
-    def counted(target: Target, model: nn.Module, *, kv_bits: int | None = None) -> None:
-        make(target, model, kv_bits=kv_bits)
+    def counted(target: Target, model: nn.Module, **kv: int) -> None:
+        make(target, model, **kv)
         made.append(target.model_type)
 
     monkeypatch.setattr(Target, "__init__", counted)

@@ -28,7 +28,7 @@ from tiny import (
 
 from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.bench.measure.runner import Runner
-from redrafter_mlx.config import BeamShape, GenerationOptions
+from redrafter_mlx.config import BeamShape, GenerationOptions, KVQuantization
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.distill.corpus.folder import CorpusGoal, CorpusJob
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
@@ -80,7 +80,7 @@ def redrafter_of(
     drafter = random_drafter(hidden_size=D, vocab_size=258, context_layers=layers)
     redrafter = Redrafter(
         model, byte_tokenizer(), drafter, host_drafters=(Lookup(3),), mirror=mirror,
-        target=target_of(model, mirror, KV_BITS.get(name)),
+        target=target_of(model, mirror, KVQuantization(KV_BITS.get(name))),
     )  # fmt: skip
     redrafter.warm_up()
     return redrafter
