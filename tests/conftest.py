@@ -13,12 +13,12 @@ from pathlib import Path
 import mlx
 import pytest
 from places import SUPPORT, SUPPORT_PATH
-from simulated import cliff, timings_of_batches
+from simulated import cliff, machine_of_batches
 
 import redrafter_mlx  # noqa: F401
 from redrafter_mlx.loading.target import LoadedTarget, load_target
+from redrafter_mlx.tuning.setup import Setup
 from redrafter_mlx.tuning.store import Record
-from redrafter_mlx.tuning.timings import Setup
 
 # MLX's CPU backend compiles kernels into files there, and two processes must not write the same.
 SCRATCH = tempfile.mkdtemp(prefix="redrafter-mlx-tests-")
@@ -62,7 +62,7 @@ def known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Nor does a test start with what an earlier one has learned.
     """
-    known = timings_of_batches(cliff(8))
+    known = machine_of_batches(cliff(8))
 
     def saved(setup: Setup, values: str) -> Record:
         del values

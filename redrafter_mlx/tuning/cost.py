@@ -10,18 +10,23 @@ steps really take corrects them, see `corrections`.
 
 from __future__ import annotations
 
+import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.drafting.interface import LEVEL_COST
-from redrafter_mlx.tuning.timings import LONG_CONTEXT, SHORT_CONTEXT, Case, Setup, Timings
+from redrafter_mlx.tuning.setup import Setup
+
+SHORT_CONTEXT, LONG_CONTEXT = 128, 2048
+"""Committed tokens at which calls are timed; attention is linear between and beyond them."""
 
 FEW_ROWS = (1, 2, 3, 4, 6, 8, 10, 13, 16, 20, 24, 28, 32)
 _CALL = {
@@ -44,6 +49,8 @@ with several."""
 WIDEST, LENGTHS = 4, (2, 3, 4, 5, 6, 8)
 """Maximum width, and the lengths, of shapes that are chosen automatically."""
 
+Curve = tuple[tuple[int, float], ...]
+
 
 @dataclass(frozen=True)
 class CostModel:
@@ -64,8 +71,8 @@ class CostModel:
     setup: Setup
     short_context: int
     long_context: int
-    short: tuple[tuple[int, float], ...]
-    long: tuple[tuple[int, float], ...]
+    short: Curve
+    long: Curve
     draft: tuple[tuple[int, int, float], ...]
     plain_overhead: float
     chain_overhead: float
@@ -111,13 +118,9 @@ class CostModel:
 
     def step(self, shape: BeamShape, context: float, batch: int = 1) -> float:
         """Return the seconds of a whole step; length 1 is plain decoding."""
-        known = self._steps.get((shape, context, batch))
-        if known is None:
-            known = self.plain_overhead if shape.length == 1 else self.overhead(shape.width)
-            known += self.verify(shape.nodes, context, batch)
-            known += self.drafting(shape.width, shape.length, batch)
-            self._steps[shape, context, batch] = known
-        return known
+        rest = self.plain_overhead if shape.length == 1 else self.overhead(shape.width)
+        called = self.verify(shape.nodes, context, batch)
+        return rest + called + self.drafting(shape.width, shape.length, batch)
 
     def cliffs(self) -> dict[int, float]:
         """Return the row counts of one tree after which one more row costs more than is usual.
@@ -147,42 +150,44 @@ class CostModel:
             lines.setdefault(beams, [(1, 0.0)]).append((length, seconds))
         return lines
 
-    @cached_property
-    def _steps(self) -> dict[tuple[BeamShape, float, int], float]:
-        return {}
+    @classmethod
+    def from_record(cls, setup: Setup, record: Mapping[str, Any]) -> CostModel:
+        """Read costs that `asdict` wrote; raises an exception for what cannot be measured."""
+        cases = {
+            name: tuple((*map(int, case), float(seconds)) for *case, seconds in record[name])
+            for name in ("short", "long", "draft")
+        }
+        known = cls(**{**record, **cases, "setup": setup})
+        calls = (*known.short, *known.long)
+        rests = known.plain_overhead, known.chain_overhead, known.tree_overhead
+        if (
+            known.short[0][0] != 1
+            or known.long[0][0] != 1
+            or min(calls)[0] < 1
+            or not all(1e-9 <= s < math.inf for _, s in calls)
+            or not all(w >= 1 and n >= 2 and 0 <= s < math.inf for w, n, s in known.draft)
+            or not all(-known.short[0][1] / 2 <= rest < math.inf for rest in rests)
+            or not 0 <= known.spread < math.inf
+        ):
+            raise ValueError("steps cannot take so long")
+        return known
 
 
-def cost_model(
-    timings: Timings, backend: str, widest: int, level_cost: float = LEVEL_COST
+def assumed_costs(
+    setup: Setup, backend: str, widest: int, level_cost: float = LEVEL_COST
 ) -> CostModel:
-    """Return the cost model of measured times, or the assumed one if nothing is measured.
+    """Return the costs that are assumed until they are measured.
 
     Args:
       backend: "cpu", "apple" or "cuda"; another one is treated as "cuda"
       widest: maximum number of the drafter's beams, 0 without a drafter
       level_cost: cost of the drafter's level with one beam, as a share of a one-row call
     """
-    seconds = timings.seconds or _assumed(backend, widest, level_cost)
-
-    def measured(kind: str) -> list[tuple[int, int, float]]:
-        return sorted((a, b, s) for (k, a, b), s in seconds.items() if k == kind)
-
-    short = tuple((rows, s) for rows, at, s in measured("call") if at == SHORT_CONTEXT)
-    long = tuple((rows, s) for rows, at, s in measured("call") if at == LONG_CONTEXT)
-    plain, chain, tree = (seconds["overhead", s.width, s.length] for s in TIMED_STEPS)
-    return CostModel(
-        setup=timings.setup,
-        short_context=SHORT_CONTEXT,
-        long_context=LONG_CONTEXT,
-        short=short,
-        long=long or short,
-        draft=tuple(measured("draft")),
-        plain_overhead=plain,
-        chain_overhead=chain,
-        tree_overhead=tree,
-        spread=timings.spread,
-        assumed=not timings.seconds,
-    )
+    calls = dict(zip(FEW_ROWS, _CALL.get(backend, _CALL["cuda"]), strict=True))
+    call = tuple(calls.items())
+    draft = [(w, n, level_cost * calls[w] * (n - 1)) for w in range(1, widest + 1) for n in LENGTHS]
+    contexts = SHORT_CONTEXT, LONG_CONTEXT
+    return CostModel(setup, *contexts, call, call, tuple(draft), 0.0, 0.0, 0.0, 0.0, assumed=True)
 
 
 def candidates(
@@ -216,15 +221,6 @@ def candidates(
     no_worse = np.all(sizes[:, None] >= sizes[None], axis=2)  # [other, shape]
     np.fill_diagonal(no_worse, False)
     return tuple(s for s, beaten in zip(shapes, no_worse.any(axis=0), strict=True) if not beaten)
-
-
-def _assumed(backend: str, widest: int, level_cost: float) -> dict[Case, float]:
-    """Return assumed times of every kind, in units of a one-row call."""
-    calls = dict(zip(FEW_ROWS, _CALL.get(backend, _CALL["cuda"]), strict=True))
-    found: dict[Case, float] = {("call", r, SHORT_CONTEXT): ratio for r, ratio in calls.items()}
-    for width in range(1, widest + 1):
-        found |= {("draft", width, n): level_cost * calls[width] * (n - 1) for n in LENGTHS}
-    return found | {("overhead", s.width, s.length): 0.0 for s in TIMED_STEPS}
 
 
 def _at(curve: Sequence[tuple[int, float]], rows: int) -> float:

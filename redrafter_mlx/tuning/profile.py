@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from typing import Literal
 
 import mlx.core as mx
 
@@ -26,17 +27,22 @@ from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 from redrafter_mlx.target_model.cache.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.tuning.cost import FEW_ROWS, TIMED_STEPS
-from redrafter_mlx.tuning.timings import (
+from redrafter_mlx.tuning.cost import (
+    FEW_ROWS,
     LONG_CONTEXT,
-    MAX_SPREAD,
     SHORT_CONTEXT,
-    Case,
-    Setup,
-    Timings,
+    TIMED_STEPS,
+    CostModel,
 )
+from redrafter_mlx.tuning.setup import Setup
 
 Call = Callable[[], Sequence[mx.array]]
+
+Case = tuple[Literal["call", "draft"], int, int]
+"""What is timed: ("call", query rows, context) or ("draft", B * W, L)."""
+
+MAX_SPREAD = 1 / 3
+"""Maximum typical difference of repeats: others would poison every later choice (test_tune)."""
 
 ROWS, LONG_ROWS, DRAFT_LENGTHS = (*range(1, 18), 20, 24, 28, 32), (1, 8, 16, 32), (2, 4, 8)
 """Query rows of the timed calls at the two contexts, of which only attention depends on the second,
@@ -78,7 +84,7 @@ class Profiler:
 
     def measure(
         self, setup: Setup, done: Callable[[float], None] | None = None, budget: float = _BUDGET
-    ) -> Timings:
+    ) -> CostModel:
         """Measure all cases now; on a slow machine, the most informative half of them.
 
         Args:
@@ -88,22 +94,19 @@ class Profiler:
         """
         report = done or (lambda _: None)
         with self.target.in_use():
-            rounds = self._rounds(self.cases(), report, budget)
-        seconds = {case: min(times) for case, times in rounds.items()}
-        seconds |= self._overheads(seconds["call", 1, SHORT_CONTEXT], budget)
+            times = self._rounds(self.cases(), report, budget)
+        overheads = self._overheads(min(times["call", 1, SHORT_CONTEXT]), budget)
         self._caches.clear()
         report(1.0)
-        return Timings(setup, seconds, _spread(rounds))
+        return _costs(setup, times, overheads)
 
-    def sample(self, setup: Setup) -> Timings:
+    def sample(self, setup: Setup) -> CostModel:
         """Time a few calls of few rows, to compare libraries of matrix products in seconds."""
         calls: list[Case] = [("call", rows, SHORT_CONTEXT) for rows in FEW_ROWS[:6]]
         with self.target.in_use():
-            rounds = self._rounds(calls, lambda _: None, _BUDGET / _PATIENCE)
+            times = self._rounds(calls, lambda _: None, _BUDGET / _PATIENCE)
         self._caches.clear()
-        seconds = {case: min(times) for case, times in rounds.items()}
-        rest: dict[Case, float] = {("overhead", s.width, s.length): 0.0 for s in TIMED_STEPS}
-        return Timings(setup, seconds | rest, _spread(rounds))
+        return _costs(setup, times, (0.0, 0.0, 0.0))
 
     def _call(self, case: Case) -> Call:
         """Return a call to time; calls at one context share a cache."""
@@ -153,7 +156,7 @@ class Profiler:
                 times[case].append(self._seconds(calls[case]))
         return times
 
-    def _overheads(self, one_row: float, budget: float) -> dict[Case, float]:
+    def _overheads(self, one_row: float, budget: float) -> tuple[float, float, float]:
         """Measure what a step takes beyond its parts: plain, with one beam and with several.
 
         A step and its parts are measured in turn, and the shortest of each are compared: the
@@ -181,11 +184,22 @@ class Profiler:
         found = [min(s) - min(p) for s, p in zip(steps, parts, strict=True)]
         rising = [*accumulate((max(-one_row / 2, min(rest, one_row)) for rest in found), max)]
         of_copies = max(rising[-1], 0.0)  # without a drafter nothing else is drafted
-        rising += [of_copies] * (len(TIMED_STEPS) - len(rising))
-        return {
-            ("overhead", shape.width, shape.length): rest
-            for shape, rest in zip(TIMED_STEPS, rising, strict=True)
-        }
+        plain, chain, tree = rising + [of_copies] * (len(TIMED_STEPS) - len(rising))
+        return plain, chain, tree
+
+
+def _costs(
+    setup: Setup, times: Mapping[Case, Sequence[float]], overheads: tuple[float, float, float]
+) -> CostModel:
+    """Return the cost model of the shortest times of each case."""
+    shortest = sorted((*case, min(seconds)) for case, seconds in times.items())
+    short, long = (
+        tuple((rows, s) for kind, rows, at, s in shortest if kind == "call" and at == context)
+        for context in (SHORT_CONTEXT, LONG_CONTEXT)
+    )
+    draft = tuple((w, n, s) for kind, w, n, s in shortest if kind == "draft")
+    contexts = SHORT_CONTEXT, LONG_CONTEXT
+    return CostModel(setup, *contexts, short, long or short, draft, *overheads, _spread(times))
 
 
 def _spread(times: Mapping[Case, Sequence[float]]) -> float:

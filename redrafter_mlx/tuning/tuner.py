@@ -16,11 +16,11 @@ from redrafter_mlx.target_model.fingerprint import values_hash
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
 from redrafter_mlx.tuning.corrections import Corrections
-from redrafter_mlx.tuning.cost import LENGTHS, WIDEST, CostModel, candidates, cost_model
+from redrafter_mlx.tuning.cost import LENGTHS, WIDEST, CostModel, assumed_costs, candidates
 from redrafter_mlx.tuning.policy import TunedPolicy
-from redrafter_mlx.tuning.profile import Profiler
+from redrafter_mlx.tuning.profile import MAX_SPREAD, Profiler
+from redrafter_mlx.tuning.setup import setup_of
 from redrafter_mlx.tuning.store import Record, record_file, save_record, saved_record
-from redrafter_mlx.tuning.timings import Timings, setup_of
 
 
 class Tuner:
@@ -44,14 +44,15 @@ class Tuner:
         self.stores = key is not None
         self.setup = setup_of(model, target, key or "one of its own")
         self.file = record_file(self.setup)
-        self.widest, self._longest, self._level_cost = 0, LENGTHS[-1], LEVEL_COST
+        self.widest, self._longest, level_cost = 0, LENGTHS[-1], LEVEL_COST
         self._limit = LENGTHS[-1]
         if drafter is not None:
             self._limit = min(self._limit, drafter.max_length or self._limit)
             self.widest = min(WIDEST, drafter.max_width or WIDEST)
             self._longest = drafter.trained_length or self._longest
-            self._level_cost = drafter.level_cost
-        self._values, self._record = "", Record(Timings(self.setup))
+            level_cost = drafter.level_cost
+        self._assumed = assumed_costs(self.setup, backend(), self.widest, level_cost)
+        self._values, self._record = "", Record()
         if self.stores:
             self._values = values_hash(model, *(drafter.modules if drafter else ()))
             self._record = saved_record(self.setup, self._values)
@@ -59,12 +60,12 @@ class Tuner:
         self._profiler = Profiler(target, drafter, self.widest)
         self._lent: dict[TunedPolicy, AcceptMethod] = {}  # until they are recorded
         self._lock, self.measuring = threading.Lock(), threading.Lock()
-        self._use_timings()
+        self._use_costs()
 
     @property
     def measured(self) -> bool:
         """Whether costs have been measured, now or earlier."""
-        return bool(self._record.timings.seconds)
+        return self._record.costs is not None
 
     def measure(self, done: Callable[[float], None] | None = None) -> None:
         """Measure all costs now, which takes some seconds; use and save them.
@@ -78,23 +79,23 @@ class Tuner:
         """
         self._target.lock.check()  # before it waits for another measurement
         with self.measuring:  # and without the lock: answers may begin meanwhile
-            timings = self._profiler.measure(self.setup, done)
-            if not timings.usable:
+            costs = self._profiler.measure(self.setup, done)
+            if costs.spread > MAX_SPREAD:
                 raise BusyError(
                     f"the machine is too busy to be measured: times of the same call differ by "
-                    f"{timings.spread:.0%}; nothing is kept",
+                    f"{costs.spread:.0%}; nothing is kept",
                     remedy="measure again when it is quiet",
                 )
             with self._lock:
-                self._record.timings, self._record.corrections = timings, Corrections()
-                self._use_timings()
+                self._record.costs, self._record.corrections = costs, Corrections()
+                self._use_costs()
                 self.kept = self._save(measured=True)
 
     def sampled_costs(self) -> CostModel:
         """Time a few calls and return what they cost; nothing is used or saved."""
         self._target.lock.check()
         with self.measuring:
-            return self._cost_model(self._profiler.sample(self.setup))
+            return self._profiler.sample(self.setup)
 
     def best_shape(
         self,
@@ -116,7 +117,7 @@ class Tuner:
         widths = (width,) if width else range(1, self.widest + 1)
         lengths = (length,) if length else [n for n in LENGTHS if n <= self._longest]
         shapes = [BeamShape(w, n, max_nodes) for w in widths for n in lengths]
-        costs, acceptance = self._cost_model(Timings(self.setup)), AcceptanceStatistics(shapes)
+        costs, acceptance = self._assumed, AcceptanceStatistics(shapes)
         if by_clock:
             costs = self.costs
             acceptance = self._record.acceptance.get(method, acceptance).continued(shapes)
@@ -151,13 +152,12 @@ class Tuner:
         with self._lock:
             self._lent.clear()
 
-    def _use_timings(self) -> None:
-        """Choose by the measured times from now on."""
-        self.costs = self._cost_model(self._record.timings)
+    def _use_costs(self) -> None:
+        """Choose by the measured costs from now on, or by assumed ones if there are none."""
+        self.costs = self._record.costs or self._assumed
         self._candidates = candidates(self.costs, self.widest, self._limit, batches=(1, 8))
 
-    def _cost_model(self, timings: Timings) -> CostModel:
-        return cost_model(timings, backend(), self.widest, self._level_cost)
-
     def _save(self, *, measured: bool = False) -> bool:
-        return self.stores and save_record(self._record, self._values, measured=measured)
+        return self.stores and save_record(
+            self.setup, self._record, self._values, measured=measured
+        )

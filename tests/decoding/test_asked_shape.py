@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import mlx.nn as nn
 import pytest
-from simulated import cliff, timings
+from simulated import cliff, machine
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter
 
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
@@ -15,8 +15,9 @@ from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.tuning.cost import CostModel
+from redrafter_mlx.tuning.setup import Setup
 from redrafter_mlx.tuning.store import Record
-from redrafter_mlx.tuning.timings import Setup, Timings
 from redrafter_mlx.verification import verify
 
 PROMPT = [72, 101, 108]
@@ -78,11 +79,11 @@ def test_a_capacity_that_was_asked_for_is_not_exceeded(drafters: dict[str, Redra
     assert {r.step.nodes for r in answer if r.steps > 0} == {6}
 
 
-CHEAP, DEAR = timings(cliff(8)), timings(lambda rows: 20.0 * rows)
+CHEAP, DEAR = machine(cliff(8)), machine(lambda rows: 20.0 * rows)
 
 
 def on_machine(
-    known: Timings, monkeypatch: pytest.MonkeyPatch, drafter: Bindable, lookup: bool = False
+    known: CostModel, monkeypatch: pytest.MonkeyPatch, drafter: Bindable, lookup: bool = False
 ) -> Redrafter:
     """Return a model with a drafter, on a machine with the measurements `known`."""
 
@@ -127,9 +128,9 @@ def test_what_a_shape_leaves_open_is_what_promises_most_on_this_machine(
 def test_a_seed_gives_the_same_text_whatever_the_machine_measures(
     accept: str, lookup: bool, folder: DrafterFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Timings determine shapes only without a seed, or if draws depend on positions alone."""
+    """Costs determine shapes only without a seed, or if draws depend on positions alone."""
     texts = set()
-    for known in (CHEAP, DEAR, timings(lambda _: 20.0)):
+    for known in (CHEAP, DEAR, machine(lambda _: 20.0)):
         redrafter = on_machine(known, monkeypatch, folder, lookup)
         for _ in range(2):
             answer = redrafter.generate(

@@ -17,10 +17,10 @@ from simulated import (
     cliff,
     every_shape,
     machine,
+    machine_of_batches,
     pace,
     sequence,
     step_result,
-    timings_of_batches,
 )
 
 from redrafter_mlx.config import PLAIN, BeamShape
@@ -29,7 +29,7 @@ from redrafter_mlx.drafting.untrained.continuation import Kind
 from redrafter_mlx.drafting.untrained.ngram import Lookup, NgramIndex
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
 from redrafter_mlx.tuning.corrections import Corrections
-from redrafter_mlx.tuning.cost import CostModel, candidates, cost_model
+from redrafter_mlx.tuning.cost import CostModel, candidates
 from redrafter_mlx.tuning.policy import TunedPolicy
 
 LATE = 2
@@ -41,8 +41,7 @@ SHORT = 32
 
 def batches_of(call: Callable[[int], float], drafting: float = 0.3) -> CostModel:
     """Return a machine with measured batches, in milliseconds; more beams cost more to draft."""
-    known = timings_of_batches(call, lambda w, n: drafting * (1 + 0.1 * w) * (n - 1))
-    return cost_model(known, "cpu", 4)
+    return machine_of_batches(call, lambda w, n: drafting * (1 + 0.1 * w) * (n - 1))
 
 
 FREE = batches_of(lambda _: 20.0)

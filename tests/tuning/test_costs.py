@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from simulated import ROWS, SETUP, cliff, machine, timings
+from simulated import ROWS, SETUP, cliff, machine
 
 from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.tuning.cost import cost_model
+from redrafter_mlx.tuning.cost import CostModel, assumed_costs
+from redrafter_mlx.tuning.setup import Setup
 from redrafter_mlx.tuning.store import Record, record_file, save_record, saved_record
-from redrafter_mlx.tuning.timings import Setup, Timings
 
-COSTS, TIMINGS = machine(cliff(8)), timings(cliff(8))
+COSTS = machine(cliff(8))
 
 
 @pytest.fixture(autouse=True)
@@ -88,21 +88,20 @@ def test_a_step_is_the_call_the_drafting_and_the_rest() -> None:
 
 @pytest.mark.parametrize("backend", ["cpu", "apple", "cuda", "another"])
 def test_costs_are_assumed_in_units_of_a_one_row_call_until_they_are_measured(backend: str) -> None:
-    assumed = cost_model(Timings(SETUP), backend, 4)
+    assumed = assumed_costs(SETUP, backend, 4)
     assert assumed.assumed
     assert assumed.verify(1, 128) == 1.0
     assert assumed.verify(2, 128) <= assumed.verify(8, 128) < assumed.verify(32, 128)
     assert assumed.max_nodes == 32
-    assert cost_model(replace(TIMINGS, setup=SETUP), backend, 4) == COSTS
     assert not COSTS.assumed
 
 
 def test_drafting_is_assumed_as_a_share_of_a_call() -> None:
-    dear = cost_model(Timings(SETUP), "cuda", 4, level_cost=0.5)
+    dear = assumed_costs(SETUP, "cuda", 4, level_cost=0.5)
     assert dear.drafting(1, 5) == pytest.approx(4 * 0.5 * dear.verify(1, 128))
     assert dear.drafting(4, 5) > dear.drafting(1, 5)
-    assert cost_model(Timings(SETUP), "cuda", 0).drafting(1, 5) == 0.0
-    assert cost_model(Timings(SETUP), "cpu", 1, 0.0).drafting(1, 3) == 0.0
+    assert assumed_costs(SETUP, "cuda", 0).drafting(1, 5) == 0.0
+    assert assumed_costs(SETUP, "cpu", 1, 0.0).drafting(1, 3) == 0.0
 
 
 def test_what_context_adds_is_measured_with_few_calls() -> None:
@@ -111,68 +110,73 @@ def test_what_context_adds_is_measured_with_few_calls() -> None:
         assert known.verify(rows, 2048) == pytest.approx(known.verify(rows, 128) + 2.0)
 
 
-def save(timings: Timings) -> bool:
-    return save_record(Record(timings), "0", measured=True)
+def save(costs: CostModel) -> bool:
+    return save_record(costs.setup, Record(costs), "0", measured=True)
 
 
-def saved(setup: Setup) -> Timings:
-    return saved_record(setup, "0").timings
+def saved(setup: Setup) -> CostModel | None:
+    return saved_record(setup, "0").costs
 
 
-def test_times_survive_the_disk(cache: Path) -> None:
-    assert saved(SETUP) == Timings(SETUP)
-    assert save(TIMINGS)
-    assert saved(SETUP) == TIMINGS
+def test_costs_survive_the_disk(cache: Path) -> None:
+    assert saved(SETUP) is None
+    assert save(COSTS)
+    assert saved(SETUP) == COSTS
     assert [p.parent.name for p in cache.rglob("*.json")] == ["tuning"]
 
 
 @pytest.mark.parametrize("field", ["chip", "model", "drafter", "dtype", "mlx", "blas"])
 def test_times_of_another_setup_are_not_used(field: str) -> None:
-    save(TIMINGS)
+    save(COSTS)
     other = replace(SETUP, **{field: "another"})
-    assert saved(other) == Timings(other)
+    assert saved(other) is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"setup": 1}', "\x00", "[" * 9**5])
 def test_a_damaged_file_counts_as_none(content: str) -> None:
-    save(TIMINGS)
+    save(COSTS)
     record_file(SETUP).write_text(content)
-    assert saved(SETUP) == Timings(SETUP)
+    assert saved(SETUP) is None
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"setup": {"chip": "x"}},
-        {"setup": 3},
-        {"seconds": [["call", 2, 128, 0.1]]},
-        {"seconds": [["call", 1, 128, -0.1]]},
-        {"seconds": [["call", 1, 128, "fast"]]},
-        {"seconds": [["call", 1, 128, 0.0]]},
-        {"seconds": [["call", 1, 128]]},
-        {"seconds": [["call", 1, 128, 0.1], ["draft", "x", 2, 0.1]]},
-        {"seconds": [["call", 1, 128, 0.1], ["walk", 1, 2, 0.1]]},
-        {"seconds": [["call", 1, 128, 0.1], ["draft", 1, 1, 0.1]]},
-        {"seconds": [["call", 1, 128, 0.1], ["draft", 0, 2, 0.1]]},
-        {"seconds": [["call", 1, 128, 0.1], ["call", -3, 128, 0.1]]},
-        {"seconds": 7},
+        {"short": [[2, 0.1]]},
+        {"short": [[1, -0.1]]},
+        {"short": [[1, "fast"]]},
+        {"short": [[1, 0.0]]},
+        {"short": [[1]]},
+        {"short": [[1, 0.1], [-3, 0.1]]},
+        {"short": []},
+        {"long": [[1, float("inf")]]},
+        {"draft": [["x", 2, 0.1]]},
+        {"draft": [[1, 1, 0.1]]},
+        {"draft": [[0, 2, 0.1]]},
+        {"draft": [[1, 2, -0.1]]},
+        {"plain_overhead": -1.0},
+        {"tree_overhead": float("nan")},
+        {"walk": [[1, 2, 0.1]]},
+        {"short": 7},
         {"spread": None},
     ],
 )
 def test_values_that_are_no_times_count_as_none(changes: dict[str, object]) -> None:
-    save(TIMINGS)
+    save(COSTS)
     stored = json.loads(record_file(SETUP).read_text())
-    record_file(SETUP).write_text(json.dumps({**stored, **changes}))
-    assert saved(SETUP) == Timings(SETUP)
+    changed = {**stored, "costs": {**stored["costs"], **changes}}
+    for damaged in (changed, {**stored, "setup": {"chip": "x"}}, {**stored, "setup": 3}):
+        record_file(SETUP).write_text(json.dumps(damaged))
+        assert saved(SETUP) is None
     record_file(SETUP).write_text(json.dumps(stored))
-    assert saved(SETUP) == TIMINGS
+    assert saved(SETUP) == COSTS
 
 
 def test_a_file_under_the_wrong_name_counts_as_none() -> None:
     other = replace(SETUP, chip="another")
-    save(replace(TIMINGS, setup=other))
+    save(replace(COSTS, setup=other))
     record_file(other).rename(record_file(SETUP))
-    assert saved(SETUP) == Timings(SETUP)
+    assert saved(SETUP) is None
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(
@@ -180,5 +184,5 @@ def test_a_cache_that_cannot_be_written_is_no_error(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "file"))
-    save(TIMINGS)
-    assert saved(SETUP) == Timings(SETUP)
+    save(COSTS)
+    assert saved(SETUP) is None

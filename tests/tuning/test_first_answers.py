@@ -14,16 +14,15 @@ from redrafter_mlx.decoding.proposal import Drafted
 from redrafter_mlx.drafting.untrained.ngram import Lookup, NgramIndex
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
 from redrafter_mlx.tuning.corrections import Corrections
-from redrafter_mlx.tuning.cost import CostModel, candidates, cost_model
+from redrafter_mlx.tuning.cost import CostModel, assumed_costs, candidates
 from redrafter_mlx.tuning.policy import TunedPolicy
-from redrafter_mlx.tuning.timings import Timings
 
 MEASURED = {1: 37.5, 2: 34.7, 3: 58.1, 4: 70.7, 6: 75.0, 8: 86.4, 12: 87.8, 16: 93.0, 24: 120.4,
             32: 138.3}  # fmt: skip
 """Milliseconds of SmolLM2's call by query rows, on two cores with MKL."""
 
 BACKENDS = ("cpu", "apple", "cuda")
-ASSUMED = {backend: cost_model(Timings(SETUP), backend, 4) for backend in BACKENDS}
+ASSUMED = {backend: assumed_costs(SETUP, backend, 4) for backend in BACKENDS}
 MACHINES = {
     **{backend: (costs, costs) for backend, costs in ASSUMED.items()},
     "two cores": (

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from simulated import SETUP, AnswerPolicy, Text, cliff, decode, machine, pace, timings
+from simulated import SETUP, AnswerPolicy, Text, cliff, decode, machine, pace
 from tiny import random_drafter, random_model
 
 from redrafter_mlx.config import AcceptMethod
@@ -17,10 +17,8 @@ from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
 from redrafter_mlx.tuning.corrections import Corrections
 from redrafter_mlx.tuning.cost import candidates
 from redrafter_mlx.tuning.store import Record, save_record, saved_record
-from redrafter_mlx.tuning.timings import Timings
 
 COSTS = machine(cliff(8))
-TIMINGS = timings(cliff(8))
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +40,8 @@ def save(
     values: str = "0",
 ) -> None:
     """Save what one process has learned, on a machine that was measured."""
-    save_record(Record(TIMINGS), values, measured=True)
-    save_record(Record(TIMINGS, corrections or Corrections(), acceptance), values)
+    save_record(SETUP, Record(COSTS), values, measured=True)
+    save_record(SETUP, Record(COSTS, corrections or Corrections(), acceptance), values)
 
 
 def saved(values: str = "0") -> dict[AcceptMethod, AcceptanceStatistics]:
@@ -70,13 +68,13 @@ def test_a_process_corrects_the_profile_as_another_did() -> None:
 
 def test_corrections_of_other_measurements_are_not_used() -> None:
     """A process that started before `tune` does not undo it."""
-    mine = Record(Timings(SETUP), corrected(), {"greedy": learned(20)})
-    save_record(mine, "0")
+    mine = Record(None, corrected(), {"greedy": learned(20)})
+    save_record(SETUP, mine, "0")
     assert saved_record(SETUP, "0").corrections.of(2).known(2)
-    save_record(Record(TIMINGS), "0", measured=True)
-    save_record(mine, "0")
+    save_record(SETUP, Record(COSTS), "0", measured=True)
+    save_record(SETUP, mine, "0")
     known = saved_record(SETUP, "0")
-    assert known.timings == TIMINGS
+    assert known.costs == COSTS
     assert known.corrections.to_record() == Corrections().to_record()
     assert set(known.acceptance) == {"greedy"}
 
@@ -117,7 +115,7 @@ def test_a_drafter_that_was_trained_anew_begins_without_the_older_ones_rates() -
     assert len({values_hash(model), values_hash(model, one), values_hash(model, other)}) == 3
     save({"greedy": learned(20)}, values=values_hash(model, one))
     assert saved(values_hash(model, other)) == {}
-    assert saved_record(SETUP, values_hash(model, other)).timings == TIMINGS
+    assert saved_record(SETUP, values_hash(model, other)).costs == COSTS
 
 
 def test_the_file_does_not_grow_with_the_steps(cache: Path) -> None:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from simulated import SETUP, step_result, timings
+from simulated import SETUP, machine, step_result
 from tiny import byte_model, byte_tokenizer, random_drafter, random_model
 from tune_runs import CHEAP, PROMPT, Bench, bench, model, oracle, shell  # noqa: F401
 
@@ -28,22 +28,23 @@ from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.tuning import profile
-from redrafter_mlx.tuning.cost import CostModel, cost_model
+from redrafter_mlx.tuning.cost import CostModel
 from redrafter_mlx.tuning.policy import TunedPolicy
 from redrafter_mlx.tuning.profile import (
     DRAFT_LENGTHS,
     LONG_ROWS,
+    MAX_SPREAD,
     ROWS,
     Call,
     Profiler,
     drafting_call,
     random_tree,
 )
+from redrafter_mlx.tuning.setup import Setup, setup_of
 from redrafter_mlx.tuning.store import Record, save_record, saved_record
-from redrafter_mlx.tuning.timings import Setup, Timings, setup_of
 from redrafter_mlx.tuning.tuner import Tuner
 
-DEAR = timings(lambda rows: 20.0 * rows)
+DEAR = machine(lambda rows: 20.0 * rows)
 """Each row costs as much as a call: drafting cannot pay."""
 
 
@@ -190,7 +191,7 @@ def test_a_model_that_nothing_drafts_for_is_never_measured(bench: Bench, model: 
 
 
 def test_flags_win_over_the_automatic_shape(bench: Bench, model: nn.Module) -> None:
-    bench.timings = DEAR
+    bench.costs = DEAR
     redrafter = measured(oracle(model))
     fixed = redrafter.generate(PROMPT, max_tokens=60, beam_width=3, beam_length=3)
     assert set(fixed.shapes) == {BeamShape(3, 3)}
@@ -207,7 +208,7 @@ def test_automatic_shapes_change_nothing_about_what_is_said(
     wanted = {"max_tokens": 120, "temperature": temperature, "seed": 3}
     plain = oracle(model).generate(PROMPT, draft=False, **wanted)
     for known in (CHEAP, DEAR):
-        bench.timings = known
+        bench.costs = known
         for redrafter in (measured(oracle(model)), measured(drafted(model))):
             assert redrafter.generate(PROMPT, **wanted).token_ids == plain.token_ids
 
@@ -218,7 +219,7 @@ def test_drafts_that_pay_are_made_and_those_that_do_not_are_not(
     good = list(measured(oracle(model)).stream(PROMPT, max_tokens=120))[-1]
     assert good.usual_shape not in (None, PLAIN)
     assert good.tokens_per_step > 1.3
-    bench.timings = DEAR
+    bench.costs = DEAR
     bad = measured(drafted(model)).generate(PROMPT, max_tokens=120)
     assert bad.shapes.count(PLAIN) > 110
     assert len(bad.shapes) == bad.steps
@@ -249,10 +250,6 @@ def profiler(widest: int) -> Profiler:
     return Profiler(target, random_drafter().bind(target) if widest else None, widest)
 
 
-def costs_of(timings: Timings) -> CostModel:
-    return cost_model(timings, "cpu", 4)
-
-
 def test_measuring_finds_the_cliff_that_is_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -275,8 +272,7 @@ def test_measuring_finds_the_cliff_that_is_there(
     monkeypatch.setattr(machine.target, "verify", slower)
     monkeypatch.setattr(profile.time, "perf_counter", tick)
     told: list[float] = []
-    timings = machine.measure(SETUP, told.append, budget=60.0)
-    costs = costs_of(timings)
+    costs = machine.measure(SETUP, told.append, budget=60.0)
     assert [r for r, _ in costs.short] == list(ROWS)
     assert [r for r, _ in costs.long] == list(LONG_ROWS)
     assert {(w, n) for w, n, _ in costs.draft} == {(w, n) for w in (1, 2) for n in DRAFT_LENGTHS}
@@ -284,8 +280,8 @@ def test_measuring_finds_the_cliff_that_is_there(
     assert max(costs.cliffs().items(), key=lambda cliff: cliff[1])[0] == 6
     assert told == sorted(told)
     assert told[-1] == 1.0
-    assert save_record(Record(timings), "0", measured=True)
-    assert saved_record(timings.setup, "0").timings == timings
+    assert save_record(SETUP, Record(costs), "0", measured=True)
+    assert saved_record(SETUP, "0").costs == costs
 
 
 def test_a_crawling_machine_is_measured_in_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +294,7 @@ def test_a_crawling_machine_is_measured_in_few_calls(monkeypatch: pytest.MonkeyP
         return honest(tree, cache, length, bound, **more)
 
     monkeypatch.setattr(machine.target, "verify", counting)
-    costs = costs_of(machine.measure(SETUP, budget=0.0))
+    costs = machine.measure(SETUP, budget=0.0)
     assert len(costs.short) < len(ROWS) / 1.5
     assert {calls[rows] for rows in (6, 8, 10, 13, 24)} == {1}
 
@@ -332,8 +328,8 @@ def test_a_busy_machine_is_measured_until_its_repeats_agree(
     monkeypatch.setattr(profile, "step_seconds", lambda *_: 0.1)
     on_a_clock(monkeypatch, machine, lambda _, number: 0.1 * max(1, 8 - number))
     found = machine.measure(SETUP, budget=len(machine.cases()) * 0.8)
-    assert found.seconds["call", 5, 128] == pytest.approx(0.1)
-    assert found.usable
+    assert dict(found.short)[5] == pytest.approx(0.1)
+    assert found.spread <= MAX_SPREAD
     quick = profiler(widest=0)
     calls = on_a_clock(monkeypatch, quick, lambda *_: 0.1)
     quick.measure(SETUP, budget=len(quick.cases()) * 0.4)
@@ -350,7 +346,7 @@ def test_measuring_ends_in_time_on_a_machine_that_stays_busy(
     calls = on_a_clock(monkeypatch, machine, lambda _, n: 0.01 if n // 2 % 2 else 0.02)
     found = machine.measure(SETUP, budget=budget)
     assert found.spread == pytest.approx(1.0)
-    assert not found.usable
+    assert found.spread > MAX_SPREAD
     assert calls.total() * 0.02 < 12 * budget
 
 
@@ -366,23 +362,23 @@ def test_a_call_that_seems_dearer_than_one_with_more_rows_is_timed_again(
 
     calls = on_a_clock(monkeypatch, machine, seconds)
     monkeypatch.setattr(profile, "step_seconds", lambda *_: 0.1)
-    shortest = machine.measure(SETUP, budget=60.0).seconds
-    assert shortest["call", 2, 128] == pytest.approx(0.1)
-    assert shortest["call", 5, 128] == pytest.approx(0.3), "it is no noise"
+    shortest = dict(machine.measure(SETUP, budget=60.0).short)
+    assert shortest[2] == pytest.approx(0.1)
+    assert shortest[5] == pytest.approx(0.3), "it is no noise"
     assert max(calls.values()) < 40
 
 
 def test_a_machine_that_is_too_busy_to_be_measured_is_said_so_and_nothing_is_kept(
     bench: Bench, shell: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    bench.timings = replace(CHEAP, spread=0.45)
+    bench.costs = replace(CHEAP, spread=0.45)
     assert shell("tune") == 1
     assert "too busy" in (error := capsys.readouterr().err)
     assert "45%" in error
     assert not (tmp_path / "tuning").exists()
-    bench.timings = CHEAP
+    bench.costs = CHEAP
     assert shell("tune") == 0
-    bench.timings = replace(DEAR, spread=0.45)
+    bench.costs = replace(DEAR, spread=0.45)
     assert shell("tune", "--again") == 1
     capsys.readouterr()
     assert shell("tune", "--json") == 0
@@ -436,7 +432,7 @@ def test_short_calls_are_submitted_together_so_that_their_wait_for_the_host_coun
 
 
 def test_without_a_drafter_the_targets_calls_alone_are_measured() -> None:
-    costs = costs_of(profiler(widest=0).measure(SETUP, budget=0.0))
+    costs = profiler(widest=0).measure(SETUP, budget=0.0)
     assert costs.draft == ()
     assert costs.drafting(2, 4) == 0.0
     assert costs.chain_overhead == costs.tree_overhead == max(costs.plain_overhead, 0)
@@ -468,7 +464,7 @@ def test_the_overhead_of_a_step_is_told_apart_from_a_machine_that_becomes_slower
     monkeypatch.setattr(target, "verify", slower)
     monkeypatch.setattr(profile, "step_seconds", step)
     monkeypatch.setattr(profile.time, "perf_counter", tick)
-    costs = costs_of(machine.measure(SETUP, budget=60.0))
+    costs = machine.measure(SETUP, budget=60.0)
     assert costs.plain_overhead == pytest.approx(0.25, abs=0.02)
     assert costs.chain_overhead == pytest.approx(0.5, abs=0.02)
     assert costs.tree_overhead == pytest.approx(0.5, abs=0.02)
@@ -481,12 +477,11 @@ def test_a_plain_step_may_take_less_than_its_call_alone(
     machine = profiler(widest=2)
     time_calls_by(monkeypatch, lambda *_: 1.0)
     monkeypatch.setattr(profile, "step_seconds", lambda d, *_: 1 + measured + (d.shape != PLAIN))
-    timings = machine.measure(SETUP, budget=0.0)
-    costs = costs_of(timings)
+    costs = machine.measure(SETUP, budget=0.0)
     assert costs.plain_overhead == kept
     assert costs.step(PLAIN, 128) == 1.0 + kept
-    assert save_record(Record(timings), "0", measured=True)
-    assert saved_record(timings.setup, "0").timings == timings
+    assert save_record(SETUP, Record(costs), "0", measured=True)
+    assert saved_record(SETUP, "0").costs == costs
 
 
 def test_tune_prints_the_curves_the_cliff_the_shape_and_the_file(
@@ -520,7 +515,7 @@ def test_tune_measures_again_only_when_told(
 def test_tune_says_that_it_falls_back_to_plain_decoding(
     shell: Callable[..., int], bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bench.timings = DEAR
+    bench.costs = DEAR
     assert shell("tune") == 0
     assert "falls back to plain decoding" in capsys.readouterr().out
 
@@ -584,7 +579,7 @@ def test_tune_has_no_shape_to_name_where_the_text_alone_is_copied(
 def test_the_statistics_line_says_when_it_decodes_plainly(
     bench: Bench, model: nn.Module, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bench.timings = DEAR
+    bench.costs = DEAR
     redrafter = measured(drafted(model))
     print_answer(redrafter, "Hel", True, GenerationOptions(max_tokens=60), Terminal.standard())
     assert "decoding plainly: drafting does not pay here" in capsys.readouterr().err
@@ -648,7 +643,7 @@ def test_an_answer_begins_while_costs_are_measured(
     assert tuner is not None
     begun: list[TunedPolicy] = []
 
-    def measure(_: Profiler, setup: Setup, *__: object) -> Timings:
+    def measure(_: Profiler, setup: Setup, *__: object) -> CostModel:
         thread = threading.Thread(target=lambda: begun.append(tuner.policy("greedy")))
         thread.start()
         thread.join(30)

@@ -17,10 +17,10 @@ from redrafter_mlx.drafting.untrained.ngram import NgramIndex
 from redrafter_mlx.response import Source, StepResult
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
 from redrafter_mlx.tuning.corrections import Corrections
-from redrafter_mlx.tuning.cost import CostModel, cost_model
+from redrafter_mlx.tuning.cost import CostModel
 from redrafter_mlx.tuning.policy import TunedPolicy
 from redrafter_mlx.tuning.profile import ROWS
-from redrafter_mlx.tuning.timings import Case, Setup, Timings
+from redrafter_mlx.tuning.setup import Setup
 
 SETUP = Setup("chip", "model", "drafter", "float32", "0.0", "none")
 _VOCAB, _WORDS = 6, 60
@@ -33,43 +33,30 @@ _LATE = 2
 """Steps between the choice of a shape and the first result with it, as in the decoding loop."""
 
 
-def timings(
-    call: Callable[[int], float],
-    drafting: Callable[[int, int], float] = lambda w, n: (1 + 0.1 * w) * (n - 1),
-    widest: int = 4,
-    longest: int = 8,
-) -> Timings:
-    """Return complete timings, from functions of query rows and of (width, length), in ms."""
-    seconds: dict[Case, float] = {("call", r, 128): call(r) / 1e3 for r in ROWS}
-    seconds |= {("call", r, 2048): 1.2 * call(r) / 1e3 for r in ROWS}
-    shapes = [(w, n) for w in range(1, widest + 1) for n in range(2, longest + 1)]
-    seconds |= {("draft", w, n): drafting(w, n) / 1e3 for w, n in shapes}
-    seconds |= {("overhead", 1, 1): 0.5e-3, ("overhead", 1, 2): 1e-3, ("overhead", 2, 4): 1e-3}
-    return Timings(SETUP, seconds, spread=0.02)
-
-
-def timings_of_batches(
-    call: Callable[[int], float],
-    drafting: Callable[[int, int], float] = lambda w, n: (1 + 0.1 * w) * (n - 1),
-) -> Timings:
-    """Return `timings` with cases of batches added, as if more rows and beams were measured."""
-    known = timings(call, drafting)
-    more: dict[Case, float] = {
-        ("call", rows, 128): call(rows) / 1e3 for rows in (40, 48, 64, 96, 128)
-    }
-    for beams in sorted({width * batch for width in range(1, 5) for batch in (2, 4, 8)}):
-        more |= {("draft", beams, n): drafting(beams, n) / 1e3 for n in (2, 4)}
-    return replace(known, seconds=more | known.seconds)
-
-
 def machine(
     call: Callable[[int], float],
     drafting: Callable[[int, int], float] = lambda w, n: (1 + 0.1 * w) * (n - 1),
     widest: int = 4,
     longest: int = 8,
 ) -> CostModel:
-    """Return the cost model of `timings`."""
-    return cost_model(timings(call, drafting, widest, longest), "cpu", widest)
+    """Return measured costs, from functions of query rows and of (width, length), in ms."""
+    short = tuple((rows, call(rows) / 1e3) for rows in ROWS)
+    long = tuple((rows, 1.2 * call(rows) / 1e3) for rows in ROWS)
+    shapes = [(w, n) for w in range(1, widest + 1) for n in range(2, longest + 1)]
+    draft = tuple((w, n, drafting(w, n) / 1e3) for w, n in shapes)
+    return CostModel(SETUP, 128, 2048, short, long, draft, 0.5e-3, 1e-3, 1e-3, spread=0.02)
+
+
+def machine_of_batches(
+    call: Callable[[int], float],
+    drafting: Callable[[int, int], float] = lambda w, n: (1 + 0.1 * w) * (n - 1),
+) -> CostModel:
+    """Return the costs of a `machine` as if more rows and beams were measured, those of batches."""
+    known = machine(call, drafting)
+    more = tuple((rows, call(rows) / 1e3) for rows in (40, 48, 64, 96, 128))
+    beams = sorted({width * batch for width in range(1, 5) for batch in (2, 4, 8)} - {1, 2, 3, 4})
+    draft = tuple((w, n, drafting(w, n) / 1e3) for w in beams for n in (2, 4))
+    return replace(known, short=known.short + more, draft=known.draft + draft)
 
 
 def cliff(at: int, height: float = 20.0) -> Callable[[int], float]:

@@ -8,18 +8,19 @@ from pathlib import Path
 
 import mlx.nn as nn
 import pytest
-from simulated import cliff, timings
+from simulated import cliff, machine
 from tiny import byte_model, byte_tokenizer, plain_tokens
 
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.tuning.corrections import BatchCorrections
+from redrafter_mlx.tuning.cost import CostModel
 from redrafter_mlx.tuning.profile import (
     Profiler,
 )
+from redrafter_mlx.tuning.setup import Setup
 from redrafter_mlx.tuning.store import save_record, saved_record
-from redrafter_mlx.tuning.timings import Setup, Timings
 
 PROMPT = [72, 101, 108]
 
@@ -28,21 +29,21 @@ HEL = [39, 68, 75]
 """The tokens of "Hel"."""
 
 
-CHEAP = timings(cliff(8))
+CHEAP = machine(cliff(8))
 
 
 class Bench:
-    """A stand-in for measuring everything: returns given timings, and counts its calls."""
+    """A stand-in for measuring everything: returns given costs, and counts its calls."""
 
-    def __init__(self, timings: Timings) -> None:
-        self.timings = timings
+    def __init__(self, costs: CostModel) -> None:
+        self.costs = costs
         self.asked = 0
 
-    def measure(self, setup: Setup, done: Callable[[float], None] | None = None) -> Timings:
+    def measure(self, setup: Setup, done: Callable[[float], None] | None = None) -> CostModel:
         self.asked += 1
         if done is not None:
             done(1.0)
-        return replace(self.timings, setup=setup)
+        return replace(self.costs, setup=setup)
 
 
 @pytest.fixture

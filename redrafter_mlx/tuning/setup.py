@@ -1,12 +1,11 @@
-"""Times of the target's calls and of drafting, measured on one setup."""
+"""Setup: the models and the machine that measured times hold for."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib import metadata
-from typing import Literal
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,15 +16,6 @@ from redrafter_mlx.runtime.launched import launch_name
 from redrafter_mlx.target_model.fingerprint import shapes_hash
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.version import __version__
-
-SHORT_CONTEXT, LONG_CONTEXT = 128, 2048
-"""Committed tokens at which calls are timed; attention is linear between and beyond them."""
-
-MAX_SPREAD = 1 / 3
-"""Maximum typical difference of repeats: others would poison every later choice (test_tune)."""
-
-Case = tuple[Literal["call", "draft", "overhead"], int, int]
-"""What is timed: ("call", query rows, context), ("draft", B * W, L) or ("overhead", W, L)."""
 
 
 @dataclass(frozen=True)
@@ -71,26 +61,3 @@ def setup_of(model: nn.Module, target: Target, drafter: str) -> Setup:
         launch=launch_name(),
         others=f"{system_name()}, mlx-lm {metadata.version('mlx-lm')}, {__version__}",
     )
-
-
-@dataclass(frozen=True)
-class Timings:
-    """Times measured together on one setup; empty if nothing was measured.
-
-    seconds: by case
-    spread:  typical relative difference of the repeats of one case
-    """
-
-    setup: Setup
-    seconds: dict[Case, float] = field(default_factory=dict)
-    spread: float = 0.0
-
-    @property
-    def usable(self) -> bool:
-        """Whether the machine was quiet enough while they were measured."""
-        return self.spread <= MAX_SPREAD
-
-    @property
-    def key(self) -> str:
-        """The same for the same measured seconds: corrections of others say nothing about these."""
-        return hashlib.sha256(repr(sorted(self.seconds.items())).encode()).hexdigest()[:16]
