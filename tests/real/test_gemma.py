@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import sentencepiece
 from hard_texts import HARD_STRINGS
+from places import ROOT
 from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 from redrafter_mlx.cli import main
@@ -103,7 +104,7 @@ def test_its_tokens_are_sentencepieces(gemma: LoadedTarget) -> None:
     described.normalizer_spec.remove_extra_whitespaces = False
     processor = sentencepiece.SentencePieceProcessor()
     processor.LoadFromSerializedProto(described.SerializeToString())
-    page = (Path(__file__).parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/guides/models.md").read_text(encoding="utf-8")
     more = ["<b>bold</b> <table>\n\n\n  x</td>", "</s>", "x" + " " * 50 + "y\t\t\tz", page]
     for text in (*HARD_STRINGS, *more):
         ids = encode_text(gemma.tokenizer, text)

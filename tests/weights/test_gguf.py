@@ -452,7 +452,7 @@ def test_a_sentencepiece_vocabulary_with_merges_goes_by_them(tmp_path: Path) -> 
 
 PRE_TOKENIZERS = [
     "smollm", "gpt-2", "llama-bpe", "glm4", "qwen2", "deepseek-r1-qwen", "qwen35", "seed-coder",
-    "tekken", "gpt-4o",
+    "bailingmoe2", "deepseek-v3", "tekken", "gpt-4o",
 ]  # fmt: skip
 
 
@@ -539,11 +539,18 @@ class SlowTokenizer:
         r"|[^\r\n\p{L}\p{N}]?[[\p{L}\p{M}]--\p{Ll}]+[[\p{L}\p{M}]--[\p{Lu}\p{Lt}]]*END"
         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
-    _WORDS: ClassVar[dict[str, str]] = {
+    _WORDS: ClassVar[dict[str, str | tuple[str, ...]]] = {
         "gpt-2": _GPT2,
-        "smollm": _GPT2,
+        "smollm": (r"\p{N}", _GPT2),
         "llama-bpe": _LLAMA3,
         "glm4": _LLAMA3,
+        "bailingmoe2": _LLAMA3.replace("{1,3}", "").replace(r"\s*[\r\n]+", r"\s*[\r\n]"),
+        "deepseek-v3": (
+            r"\p{N}{1,3}",
+            r"[\u4e00-\u9fa5\u3040-\u30ff]+",
+            r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?(?:\p{L}|\p{M})+"
+            r"| ?(?:\p{P}|\p{S})+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ),
         "qwen2": _LLAMA3.replace("{1,3}", ""),
         "qwen35": (
             r"'(?i:s|t|re|ve|m|ll|d)|[^\r\n\p{L}\p{N}]?(?:\p{L}|\p{M})+|\p{N}"
@@ -568,10 +575,10 @@ class SlowTokenizer:
 
     def encode(self, text: str) -> list[int]:
         text = normalize("NFC", text) if self._pre in ("qwen2", "qwen35") else text
-        # SmolLM splits off every digit first.
-        stretches = regex.split(r"(\p{N})", text) if self._pre == "smollm" else [text]
-        rule = regex.compile(self._WORDS[self._pre], regex.V1)
-        words = [w for s in stretches for w in rule.findall(s)]
+        rules, words = self._WORDS[self._pre], [text]
+        for rule in (rules,) if isinstance(rules, str) else rules:  # each splits what is left
+            cut = regex.compile(f"({rule})", regex.V1)
+            words = [w for word in words for w in cut.split(word) if w]
         parts = [p for w in words for p in self._merge([self._characters[b] for b in w.encode()])]
         return [self._ids[part] for part in parts]
 

@@ -171,6 +171,44 @@ def write_gemma4_moe(writer: Any) -> None:
     write_moe(writer)
 
 
+def write_deepseek3(writer: Any) -> None:
+    write_moe(writer)
+    write_yarn(writer)
+    writer.add_rope_scaling_yarn_log_mul(0.1 * 0.7)
+    writer.add_rope_dimension_count(8)
+    writer.add_q_lora_rank(32)
+    writer.add_kv_lora_rank(32)
+    writer.add_key_length_mla(40)
+    writer.add_value_length_mla(16)
+    writer.add_leading_dense_block_count(1)
+    writer.add_expert_shared_count(1)
+    writer.add_expert_weights_scale(2.5)
+    writer.add_expert_weights_norm(True)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_group_count(2)
+    writer.add_expert_group_used_count(1)
+
+
+def write_bailing(writer: Any) -> None:
+    write_moe(writer)
+    write_half_rotary(writer)
+    writer.add_leading_dense_block_count(1)
+    writer.add_expert_shared_count(2)
+    writer.add_expert_weights_scale(2.5)
+    writer.add_expert_weights_norm(True)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_group_count(2)
+    writer.add_expert_group_used_count(1)
+
+
+def write_minimax(writer: Any) -> None:
+    writer.add_expert_count(8)
+    writer.add_expert_used_count(2)
+    writer.add_expert_feed_forward_length(96)
+    write_half_rotary(writer)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
 def without_last_axis(name: str, values: np.ndarray) -> np.ndarray:
     return values[..., 0] if name.endswith("conv.weight") else values
 
@@ -327,6 +365,34 @@ CASES = {
          "routed_scaling_factor": 2.5, "rope_scaling": None},
         write_glm4_moe, renamed=(("e_score_correction_bias", "e_score_correction.bias"),),
         predicting=1,
+    ),
+    "deepseek2": Case(
+        "deepseek2",
+        {"model_type": "deepseek_v3", **MOE, "n_routed_experts": 8, "n_shared_experts": 1,
+         "first_k_dense_replace": 1, "head_dim": 40, "q_lora_rank": 32, "kv_lora_rank": 32,
+         "qk_rope_head_dim": 8, "qk_nope_head_dim": 32, "v_head_dim": 16, "n_group": 2,
+         "topk_group": 1, "routed_scaling_factor": 2.5, "num_key_value_heads": 1,
+         "rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}},
+        write_deepseek3, types=(("embed_q", Q.Q8_0), ("unembed_out", Q.Q4_0)),
+        renamed=(("e_score_correction_bias", "e_score_correction.bias"),
+                 ("embed_q", "k_b_proj"), ("unembed_out", "v_b_proj")),
+    ),
+    "bailingmoe2": Case(
+        "bailingmoe2",
+        {"model_type": "bailing_moe", **MOE, "num_experts": 8, "num_shared_experts": 2,
+         "moe_shared_expert_intermediate_size": 48, "norm_topk_prob": True,
+         "first_k_dense_replace": 1, "use_qk_norm": True, "partial_rotary_factor": 0.5,
+         "moe_router_enable_expert_bias": True, "score_function": "sigmoid", "n_group": 2,
+         "topk_group": 1, "routed_scaling_factor": 2.5},
+        write_bailing,
+        renamed=(("expert_bias", "expert_bias.bias"), ("gate.gate_proj", "gate")),
+    ),
+    "minimax-m2": Case(
+        "minimax-m2",
+        {"model_type": "minimax", "num_experts_per_tok": 2, "num_local_experts": 8,
+         "shared_intermediate_size": 0, "rotary_dim": 8},
+        write_minimax,
+        renamed=(*MIXTRAL, ("e_score_correction_bias", "e_score_correction.bias")),
     ),
     "glm4": Case(
         "glm4", {"model_type": "glm4", "attention_bias": True, "partial_rotary_factor": 0.5},

@@ -23,8 +23,8 @@ from redrafter_mlx.weights.gguf.arrays import as_in_mlx, parts_of
 from redrafter_mlx.weights.gguf.config import architecture_of, model_config, unsupported
 from redrafter_mlx.weights.gguf.fingerprint import gguf_fingerprint
 from redrafter_mlx.weights.gguf.header import BITS, READABLE, GGUFHeader, TensorInfo, read_header
+from redrafter_mlx.weights.gguf.keys import Keys
 from redrafter_mlx.weights.gguf.rope import FACTORS, rope_scaling
-from redrafter_mlx.weights.gguf.settings import Keys
 from redrafter_mlx.weights.gguf.tensors import GROUP_SIZE, read_tensors
 from redrafter_mlx.weights.gguf.tokenizer import tokenizer_from_gguf
 from redrafter_mlx.weights.raw_model import RawModel, context_length

@@ -15,7 +15,7 @@ from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.weights.gguf.architectures import Architecture
 from redrafter_mlx.weights.gguf.config import unsupported
 from redrafter_mlx.weights.gguf.header import GGUFHeader
-from redrafter_mlx.weights.gguf.settings import Keys
+from redrafter_mlx.weights.gguf.keys import Keys
 from redrafter_mlx.weights.gguf.tensors import read_tensors
 
 _LLAMA3_FACTORS = "rope_freqs.weight"
@@ -82,8 +82,10 @@ def _yarn(keys: Keys, factor: float) -> dict[str, object]:
         if keys.number(f"rope.scaling.{key}", 1.0) != 1.0:
             raise unsupported(keys.header, f"YaRN with {key} is not read")
     multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
+    if keys.architecture == "deepseek2":  # whose files have a tenth of it
+        multiplier *= 10
     return {
-        **({"mscale": 1.0, "mscale_all_dim": multiplier} if multiplier else {}),
+        **({"mscale": multiplier, "mscale_all_dim": multiplier} if multiplier else {}),
         "type": "yarn",
         "factor": factor,
         "original_max_position_embeddings": keys.whole(

@@ -6,100 +6,12 @@ Each function returns the keys that only its architecture has. No MLX is importe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
-from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
-from redrafter_mlx.weights.gguf.header import GGUFHeader
+from redrafter_mlx.errors import UnsupportedModelError
+from redrafter_mlx.weights.gguf.keys import Keys
 
-
-@dataclass(frozen=True)
-class Keys:
-    """Metadata of one architecture: `attention.scale` is `granite.attention.scale` in the file.
-
-    Raises DamagedFileError for a value that is missing or of another type.
-    """
-
-    header: GGUFHeader
-    architecture: str
-
-    def whole(self, key: str, default: int | None = None) -> int:
-        return self.header.get(f"{self.architecture}.{key}", int, default)
-
-    def number(self, key: str, default: float | None = None) -> float:
-        return self.header.get(f"{self.architecture}.{key}", float, default)
-
-    def text(self, key: str, default: str) -> str:
-        return self.header.get(f"{self.architecture}.{key}", str, default)
-
-    def flag(self, key: str, default: bool) -> bool:
-        return self.header.get(f"{self.architecture}.{key}", bool, default)
-
-    def has(self, key: str) -> bool:
-        return f"{self.architecture}.{key}" in self.header.metadata
-
-    def each(self, key: str) -> list[int] | None:
-        """Return a value for each layer; None if the file has one for all, or none."""
-        name = f"{self.architecture}.{key}"
-        if not isinstance(self.header.metadata.get(name), list):
-            return None
-        values, layers = self.header.items(name, int), self.whole("block_count")
-        if len(values) != layers:
-            path = self.header.path
-            raise DamagedFileError(f"{path}: {name} of {len(values)} layers, and not {layers}")
-        return values
-
-    def holds(self, tensor: str) -> bool:
-        """Whether the file has this tensor of any layer."""
-        return any(name.endswith(f".{tensor}") for name in self.header.tensors)
-
-    @property
-    def layers(self) -> int:
-        """Number of layers, without those that predict later tokens."""
-        return self.whole("block_count") - self.whole("nextn_predict_layers", 0)
-
-    @property
-    def hidden(self) -> int:
-        return self.whole("embedding_length")
-
-    @property
-    def heads(self) -> int:
-        return self.whole("attention.head_count")
-
-    @property
-    def intermediate(self) -> int:
-        """Units of a dense network, the fewest; of a model of experts alone, those of an expert."""
-        if each := self.each("feed_forward_length"):
-            return min(each)
-        if self.has("expert_feed_forward_length") and not self.has("feed_forward_length"):
-            return self.whole("expert_feed_forward_length")
-        return self.whole("feed_forward_length")
-
-    @property
-    def kv_heads(self) -> int:
-        """Heads of keys and values, in the layers that have any."""
-        each = self.each("attention.head_count_kv")
-        return max(each) if each else self.whole("attention.head_count_kv", self.heads)
-
-    @property
-    def head_dim(self) -> int:
-        """Size of a head; DamagedFileError if there is no head to divide by."""
-        path, hidden, heads = self.header.path, self.hidden, self.heads
-        if hidden <= 0 or heads <= 0 or self.whole("attention.key_length", 1) <= 0:
-            raise DamagedFileError(f"{path}: {hidden} hidden units in {heads} heads")
-        return self.whole("attention.key_length", max(hidden // heads, 1))
-
-    @property
-    def rotary(self) -> float:
-        """Share of a head's dimensions that is rotated."""
-        return self.whole("rope.dimension_count", self.head_dim) / self.head_dim
-
-    @property
-    def norm_epsilon(self) -> float:
-        """Of RMS norms, or of LayerNorms."""
-        if self.has("attention.layer_norm_epsilon"):
-            return self.number("attention.layer_norm_epsilon")
-        return self.number("attention.layer_norm_rms_epsilon")
-
+_SIGMOID = 2
+"""llama.cpp's number of the function that gives the scores of experts."""
 
 Settings = Callable[[Keys], Mapping[str, object]]
 """Return the keys of config.json that only this architecture has."""
@@ -117,6 +29,8 @@ def of_experts(keys: Keys) -> Mapping[str, object]:
         "moe_intermediate_size": keys.whole("expert_feed_forward_length", of_all // max(used, 1)),
         "shared_expert_intermediate_size": keys.whole("expert_shared_feed_forward_length", of_all),
         "first_k_dense_replace": keys.whole("leading_dense_block_count", 0),
+        "n_group": keys.whole("expert_group_count", 1),
+        "topk_group": keys.whole("expert_group_used_count", 1),
         "n_shared_experts": keys.whole("expert_shared_count", 0),
         "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
         "norm_topk_prob": keys.flag("expert_weights_norm", True),
@@ -246,11 +160,46 @@ def ernie(keys: Keys) -> Mapping[str, object]:
 
 
 def glm4_moe(keys: Keys) -> Mapping[str, object]:
+    return {**glm4(keys), "use_qk_norm": keys.holds("attn_q_norm.weight")}
+
+
+def deepseek3(keys: Keys) -> Mapping[str, object]:
+    if keys.whole("expert_gating_func", 1) != _SIGMOID:
+        raise UnsupportedModelError(f"{keys.header.path}: DeepSeek V2 in GGUF is not read")
+    rank, rotary = "attention.q_lora_rank", keys.whole("rope.dimension_count")
     return {
-        **glm4(keys),
-        "use_qk_norm": keys.holds("attn_q_norm.weight"),
-        "n_group": keys.whole("expert_group_count", 1),
-        "topk_group": keys.whole("expert_group_used_count", 1),
+        "num_key_value_heads": keys.heads,
+        "q_lora_rank": keys.whole(rank) if keys.has(rank) else None,
+        "kv_lora_rank": keys.whole("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotary,
+        "qk_nope_head_dim": keys.whole("attention.key_length_mla") - rotary,
+        "v_head_dim": keys.whole("attention.value_length_mla"),
+    }
+
+
+def bailing_moe(keys: Keys) -> Mapping[str, object]:
+    count = keys.whole("expert_shared_count", 0)
+    shared = [
+        t.shape[0] for n, t in keys.header.tensors.items() if n.endswith("ffn_up_shexp.weight")
+    ]
+    sigmoid = keys.whole("expert_gating_func", 1) == _SIGMOID
+    return {
+        "num_shared_experts": count,
+        "moe_shared_expert_intermediate_size": max(shared, default=0) // max(count, 1),
+        "use_qk_norm": True,
+        "moe_router_enable_expert_bias": keys.holds("exp_probs_b.bias"),
+        "score_function": "sigmoid" if sigmoid else "softmax",
+        "partial_rotary_factor": keys.rotary,
+    }
+
+
+def minimax(keys: Keys) -> Mapping[str, object]:
+    if keys.whole("expert_gating_func", _SIGMOID) != _SIGMOID:
+        raise UnsupportedModelError(f"{keys.header.path}: MiniMax M2 whose router is no sigmoid")
+    return {
+        "intermediate_size": keys.whole("expert_feed_forward_length"),
+        "shared_intermediate_size": 0,
+        "rotary_dim": keys.whole("rope.dimension_count", keys.head_dim),
     }
 
 

@@ -31,6 +31,11 @@ _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _LETTERS = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|%s| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_REST}"
 _SEED = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_REST}"
+_CHINESE = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+_DEEPSEEK = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_REST}"
+)
 _MARKS = (
     rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
     rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_REST}"
@@ -47,9 +52,10 @@ _BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 _GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 
 
-def _split(words: str) -> pre_tokenizers.PreTokenizer:
-    split = pre_tokenizers.Split(Regex(words), behavior="isolated")
-    return pre_tokenizers.Sequence([split, _BYTES])
+def _split(*rules: str) -> pre_tokenizers.PreTokenizer:
+    """Split by each rule in turn."""
+    splits = [pre_tokenizers.Split(Regex(words), behavior="isolated") for words in rules]
+    return pre_tokenizers.Sequence([*splits, _BYTES])
 
 
 _DIGIT_BY_DIGIT = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _GPT2])
@@ -64,8 +70,9 @@ _PRE_TOKENIZERS = {
         ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), _DIGIT_BY_DIGIT
     ),
     **dict.fromkeys((*_LLAMA3_NAMES, "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _LLAMA3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
-    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "bailingmoe2"), _QWEN2),
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), _GPT4O),
+    "deepseek-v3": _split(r"\p{N}{1,3}", _CHINESE, _DEEPSEEK),
     "qwen35": _split(_MARKS),
     "seed-coder": _split(_SEED),
     "tekken": _TEKKEN,
