@@ -106,6 +106,10 @@ class Checked(Drafter, well_formed=True):
         return self._drafter.level_cost
 
     @property
+    def block_cost(self) -> float:
+        return self._drafter.block_cost
+
+    @property
     def timing_key(self) -> str | None:
         return self._drafter.timing_key
 

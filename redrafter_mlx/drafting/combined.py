@@ -69,6 +69,10 @@ class Combined(Drafter, well_formed=True):
         return sum(drafter.level_cost for drafter in self._both)
 
     @property
+    def block_cost(self) -> float:
+        return sum(drafter.block_cost for drafter in self._both)
+
+    @property
     def timing_key(self) -> str | None:
         first, second = (drafter.timing_key for drafter in self._both)
         return None if first is None or second is None else f"{first} + {second}"

@@ -209,6 +209,11 @@ class Drafter(ABC):
         return LEVEL_COST
 
     @property
+    def block_cost(self) -> float:
+        """Cost of what is computed once for a whole tree, in the same unit, such as a block."""
+        return 0.0
+
+    @property
     def timing_key(self) -> str | None:
         """Equal for drafters that take equal times; None if no other drafter does.
 

@@ -30,10 +30,6 @@ from redrafter_mlx.target_model.compiled import CompiledGraphs
 from redrafter_mlx.target_model.fingerprint import nbytes_of, shapes_hash
 from redrafter_mlx.target_model.model import Target
 
-USUAL_LEVELS = 4
-"""Usual number of levels of a step, which share the call of a drafter that drafts all at once; see
-`Drafter.level_cost`."""
-
 _Paths: TypeAlias = "tuple[tuple[int, ...], ...] | None"
 _Searches: TypeAlias = (
     "CompiledGraphs[[mx.array, mx.array, tuple[int, int], _Paths, tuple[mx.array, ...] | None],"

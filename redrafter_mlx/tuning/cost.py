@@ -174,7 +174,7 @@ class CostModel:
 
 
 def assumed_costs(
-    setup: Setup, backend: str, widest: int, level_cost: float = LEVEL_COST
+    setup: Setup, backend: str, widest: int, level_cost: float = LEVEL_COST, block_cost: float = 0.0
 ) -> CostModel:
     """Return the costs that are assumed until they are measured.
 
@@ -182,10 +182,15 @@ def assumed_costs(
       backend: "cpu", "apple" or "cuda"; another one is treated as "cuda"
       widest: maximum number of the drafter's beams, 0 without a drafter
       level_cost: cost of the drafter's level with one beam, as a share of a one-row call
+      block_cost: cost of what it computes once for a tree, as such a share
     """
     calls = dict(zip(FEW_ROWS, _CALL.get(backend, _CALL["cuda"]), strict=True))
     call = tuple(calls.items())
-    draft = [(w, n, level_cost * calls[w] * (n - 1)) for w in range(1, widest + 1) for n in LENGTHS]
+    draft = [
+        (w, n, block_cost * calls[1] + level_cost * calls[w] * (n - 1))
+        for w in range(1, widest + 1)
+        for n in LENGTHS
+    ]
     contexts = SHORT_CONTEXT, LONG_CONTEXT
     return CostModel(setup, *contexts, call, call, tuple(draft), 0.0, 0.0, 0.0, 0.0, assumed=True)
 

@@ -44,14 +44,14 @@ class Tuner:
         self.stores = key is not None
         self.setup = setup_of(model, target, key or "one of its own")
         self.file = record_file(self.setup)
-        self.widest, self._longest, level_cost = 0, LENGTHS[-1], LEVEL_COST
+        self.widest, self._longest, cost = 0, LENGTHS[-1], (LEVEL_COST, 0.0)
         self._limit = LENGTHS[-1]
         if drafter is not None:
             self._limit = min(self._limit, drafter.max_length or self._limit)
             self.widest = min(WIDEST, drafter.max_width or WIDEST)
             self._longest = drafter.trained_length or self._longest
-            level_cost = drafter.level_cost
-        self._assumed = assumed_costs(self.setup, backend(), self.widest, level_cost)
+            cost = drafter.level_cost, drafter.block_cost
+        self._assumed = assumed_costs(self.setup, backend(), self.widest, *cost)
         self._values, self._record = "", Record()
         if self.stores:
             self._values = values_hash(model, *(drafter.modules if drafter else ()))

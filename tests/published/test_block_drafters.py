@@ -41,6 +41,7 @@ from redrafter_mlx.drafting.published.blocks.dflash import BlockDrafter
 from redrafter_mlx.drafting.published.blocks.dflash2 import DFlash2Drafter
 from redrafter_mlx.drafting.published.blocks.rows import embedding_scale
 from redrafter_mlx.errors import DamagedFileError
+from redrafter_mlx.target_model.fingerprint import nbytes_of
 from redrafter_mlx.target_model.model import Target
 
 TRAINED = {
@@ -358,6 +359,20 @@ def test_calibration_finds_the_layers_and_the_row_that_a_drafter_was_trained_wit
         "the other first row": (2, 4, 5),
     }
     assert readings["the other first row"].max_length == 7
+
+
+def test_a_block_is_paid_once_and_a_correction_at_each_level(
+    model: nn.Module, trained: dict[str, Path]
+) -> None:
+    """By the bytes that are read, as shares of those of the target's call."""
+    whole = nbytes_of(model)
+    for name, corrected in (("DFlash", 0), ("DSpark", VOCAB * RANK * 4), ("DFlash 2", 0)):
+        drafter = load(trained[name], Target(model))
+        assert drafter.level_cost == pytest.approx(corrected / whole)
+        head = nbytes_of(model.lm_head)
+        assert drafter.block_cost == pytest.approx(
+            min((nbytes_of(drafter.modules[0]) - corrected + head) / whole, 1.0)
+        )
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "gpt_oss", "gemma3_text"])

@@ -102,6 +102,9 @@ def test_drafting_is_assumed_as_a_share_of_a_call() -> None:
     assert dear.drafting(4, 5) > dear.drafting(1, 5)
     assert assumed_costs(SETUP, "cuda", 0).drafting(1, 5) == 0.0
     assert assumed_costs(SETUP, "cpu", 1, 0.0).drafting(1, 3) == 0.0
+    block = assumed_costs(SETUP, "apple", 4, 0.01, block_cost=0.3)
+    assert block.drafting(1, 2) == pytest.approx(0.31 * block.verify(1, 128))
+    assert block.drafting(1, 8) < 1.3 * block.drafting(1, 2)
 
 
 def test_what_context_adds_is_measured_with_few_calls() -> None:

@@ -21,7 +21,7 @@ from redrafter_mlx.config import check_int
 from redrafter_mlx.drafting.cached_levels import chain, memory_of
 from redrafter_mlx.drafting.draft_model import DraftModel, embeddable
 from redrafter_mlx.drafting.interface import Memory, Seen
-from redrafter_mlx.drafting.level_drafter import USUAL_LEVELS, DraftLevels, IndependentLevels
+from redrafter_mlx.drafting.level_drafter import DraftLevels, IndependentLevels
 from redrafter_mlx.target_model.model import Target
 
 MASK_KEY = "pard_token"
@@ -46,7 +46,11 @@ class Pard(DraftModel, well_formed=True):
 
     @property
     def level_cost(self) -> float:
-        return super().level_cost / USUAL_LEVELS
+        return 0.0  # all levels are those of one call
+
+    @property
+    def block_cost(self) -> float:
+        return super().level_cost
 
     @property
     def timing_key(self) -> str:

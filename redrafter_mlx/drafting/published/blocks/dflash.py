@@ -21,7 +21,6 @@ from redrafter_mlx.drafting.files.drafter_files import DrafterFiles, Form, fill
 from redrafter_mlx.drafting.files.tensor_names import eagle_name
 from redrafter_mlx.drafting.interface import Features, Memory, Seen
 from redrafter_mlx.drafting.level_drafter import (
-    USUAL_LEVELS,
     DraftLevels,
     IndependentLevels,
     shuffled,
@@ -58,13 +57,21 @@ class BlockDrafter(CachedDrafter, well_formed=True):
 
     @property
     def level_cost(self) -> float:
-        """Bytes that a block reads for each level, as a share of those that a target call reads."""
-        read = nbytes_of(self._network)
+        """Bytes that a level reads, as a share of those that a target call reads.
+
+        Of a block without a correction they are 0.
+        """
+        return self._network.level_bytes / nbytes_of(self._target.model)
+
+    @property
+    def block_cost(self) -> float:
+        """Bytes that a block reads, as a share of those that a target call reads."""
+        read = nbytes_of(self._network) - self._network.level_bytes
         if self.config.own_embedding:
             read -= nbytes_of(self._network.embed_tokens)
         if not self.config.own_head:
             read += nbytes_of(find_head(self._target.model) or self._target.embedding)
-        return min(read / nbytes_of(self._target.model), 1.0) / USUAL_LEVELS
+        return min(read / nbytes_of(self._target.model), 1.0)
 
     def readings(self) -> dict[str, BlockDrafter]:
         """Readings that correct known differences of files: layers, rotary scaling, first row."""

@@ -31,6 +31,7 @@ from redrafter_mlx.drafting.published.blocks.network import BlockNetwork
 from redrafter_mlx.drafting.published.network_config import shape_of
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
+from redrafter_mlx.target_model.fingerprint import nbytes_of
 from redrafter_mlx.target_model.model import Target
 
 _HEAD = "markov_head"
@@ -84,6 +85,10 @@ class MarkovNetwork(BlockNetwork):
     def __init__(self, config: MarkovConfig) -> None:
         super().__init__(config)
         self.markov_head = MarkovHead(config)
+
+    @property
+    def level_bytes(self) -> int:
+        return nbytes_of(self.markov_head) - nbytes_of(self.markov_head.markov_w1)
 
 
 class DSparkDrafter(BlockDrafter, well_formed=True):

@@ -75,6 +75,11 @@ class BlockNetwork(DrafterNetwork):
         self.hidden_norm = nn.RMSNorm(H, eps)
         self.norm = nn.RMSNorm(H, eps)
 
+    @property
+    def level_bytes(self) -> int:
+        """Bytes that are read for each level of a tree, not once for all."""
+        return 0
+
     def changed(self, config: BlockConfig) -> BlockNetwork:
         """Return a network with the same weights and another configuration."""
         network = type(self)(config)
