@@ -119,8 +119,6 @@ class Scheduler:
         """End every answer with an error; the scheduler cannot be used afterwards."""
         for answer in self._open:
             answer.end(error)
-        if self._tuning is not None:
-            self._tuning.abandon()
         if self._in_use is not None:
             self._in_use.close()
 

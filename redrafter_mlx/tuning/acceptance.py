@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.untrained.continuation import Kind
 from redrafter_mlx.response import StepResult
-
-Array = NDArray[np.float64]
+from redrafter_mlx.tuning.cost import Array
 
 _DECAY = 0.92
 """Share of older evidence that is left after a step: half of it after 8 steps
@@ -98,11 +97,12 @@ class AcceptanceStatistics:
 
     shapes: the shapes to estimate, in the order of all arrays [S]
     trust:  how far continuations of the host are accepted
-    biased: the same for rows with a grammar or penalties; None before the first, and not in records
+    biased: the same for rows with a grammar or penalties, which change the target; None before the
+            first, and not in records
     """
 
     def __init__(self, shapes: Iterable[BeamShape]) -> None:
-        self.shapes = tuple(s for s in shapes if s.length > 1)
+        self.shapes = tuple([shape for shape in shapes if shape.length > 1])
         self.trust = Trust()
         self.biased: AcceptanceStatistics | None = None
         self._sizes = sizes(self.shapes)
@@ -129,11 +129,17 @@ class AcceptanceStatistics:
     def of(self, *, biased: bool) -> AcceptanceStatistics:
         """Return the statistics of rows with a grammar or penalties (`biased`), or of the others.
 
-        Grammars and penalties change the target, so such rows are no evidence about the others.
+        They say nothing about each other, but begin with the same evidence.
         """
         if biased and self.biased is None:
             self.biased = deepcopy(self)
         return self.biased if biased and self.biased else self
+
+    def begin_answer(self) -> None:
+        """Give continuations that were given up another chance, for the text of a new answer."""
+        self.trust.begin_answer()
+        if self.biased is not None:
+            self.biased.begin_answer()
 
     def chances(self) -> Array:
         """Return [W, D], the chance that depth d + 1 is accepted if d was, with w + 1 beams."""

@@ -3,7 +3,8 @@
 A profile takes some seconds on a machine that may be busy with other work, and the shape that
 looks cheapest among fifty is usually one whose cost was measured too low. So the predicted time of
 each row count is corrected by its own steps, compared with plain steps of the same moment: if all
-steps become slower, no other shape is chosen.
+steps become slower, no other shape is chosen. Steps with drafts alone cannot tell drafts that
+became more expensive from a machine that became slower, so a plain step is due now and then.
 
 Only plain steps serve as the measure. If the steps of a row count were compared with each other,
 directly or by way of a third, their correction would wander off by chance: each would be taken
@@ -13,9 +14,9 @@ relative to the last ones, however far those have come.
 from __future__ import annotations
 
 import math
-import statistics
-from collections import abc, deque
-from collections.abc import Iterable, Mapping
+from collections import abc, defaultdict, deque
+from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 from redrafter_mlx.config import PLAIN
@@ -31,19 +32,18 @@ on. As seldom, one comparison of what seemed too expensive is forgotten
 (test_costs_that_are_wrong_at_some_rows_are_found_out_within_forty_steps,
 test_what_was_dear_is_tried_again_after_some_hundred_steps)."""
 
+
 _PLAIN = PLAIN.nodes
-"""The kind of plain steps."""
+"""The kind of plain steps: steps of one kind are corrected alike. It is their query rows."""
 
 
-def kind_of(rows: int, *, waited: bool) -> int:
-    """Return the kind of a step: steps of one kind are corrected alike.
+def waited(rows: int) -> int:
+    """Return the kind of a step that the host built after reading, while the device waited.
 
-    It is the number of query rows. Steps that the host built after reading, while the device
-    waited, are kinds of their own: minus the row count, rounded up to a power of four, as few have
-    the same one.
+    It is minus the row count, rounded up to a power of four, as few have the same one.
     """
     bits = (rows - 1).bit_length()
-    return -(1 << bits + bits % 2) if waited else rows
+    return -(1 << bits + bits % 2)
 
 
 class BatchCorrections:
@@ -57,12 +57,12 @@ class BatchCorrections:
 
     def __init__(self) -> None:
         self.used: set[int] = set()
+        self.factors, self.others = {_PLAIN: 1.0}, 1.0
         # Kind, and measured / predicted seconds.
         self._recent: deque[tuple[int, float]] = deque(maxlen=2 * _COMPARED)
         self._ratios: dict[int, deque[float]] = {}  # by kind, relative to plain steps
-        self._since_plain = self._since_forgotten = self._untimed = 0  # steps
+        self._timed = self._untimed = self._since_plain = 0  # steps
         self._due = self._repeat = False  # whether a plain step that was due is unread, or untimed
-        self.factors, self.others = {_PLAIN: 1.0}, 1.0
 
     def learn(self, kind: int, predicted: float, seconds: float | None) -> bool:
         """Record a step; return whether that changed a correction. None: it was not timed."""
@@ -72,34 +72,32 @@ class BatchCorrections:
         if seconds is None:
             self._untimed += 1
             return False
-        self._untimed, ratio = 0, seconds / predicted
+        ratio, recent = seconds / predicted, self._recent
+        levels: dict[int, list[float]] = {}
         if kind == _PLAIN:
-            drafted = {of for of, _ in self._recent} - {_PLAIN}
-            levels = {of: _level([r for k, r in self._recent if k == of]) for of in drafted}
-            compared = {of: level / ratio for of, level in levels.items() if level}
+            for of, r in recent:
+                if of != _PLAIN:
+                    levels.setdefault(of, []).append(r / ratio)
         else:
             # A kind that is not known yet is compared with others, too: that leads nowhere else.
             measures = {_PLAIN: 1.0} if kind in self.factors else self.factors
-            level = _level([r / measures[of] for of, r in self._recent if of in measures])
-            compared = {kind: ratio / level} if level else {}
-        self._recent.append((kind, ratio))
-        for of, relative in compared.items():
-            self._ratios.setdefault(of, deque(maxlen=_KEPT)).append(relative)
-        changed = bool(compared)
-        self._since_forgotten = (self._since_forgotten + 1) % _SELDOM
-        if self._since_forgotten == 0:
-            self._forget([of for of in self._ratios if of > 0])
-            changed = True
-        return self._find_factors() if changed else False
+            levels[kind] = [ratio / r * measures[of] for of, r in recent if of in measures]
+        recent.append((kind, ratio))
+        self._untimed, self._timed = 0, self._timed + 1
+        changed = self._timed % _SELDOM == 0
+        if changed:
+            self._forget(drafted=True)
+        for of, relative in levels.items():
+            if len(relative) >= _COMPARED:
+                self._ratios.setdefault(of, deque(maxlen=_KEPT)).append(median(relative))
+                changed = True
+        if changed:
+            self._find_factors()
+        return changed
 
     def slowness(self) -> float | None:
         """Return the recent ratio of measured to corrected seconds; None before the first step."""
-        ratios = [ratio / self.correction(kind) for kind, ratio in self._recent]
-        return statistics.median(ratios) if ratios else None
-
-    def known(self, kind: int) -> bool:
-        """Whether enough steps of this kind were compared with plain ones."""
-        return kind in self.factors
+        return median([r / self.correction(of) for of, r in self._recent]) if self._recent else None
 
     def correction(self, kind: int) -> float:
         """Return the factor on the predicted seconds of a step of this kind."""
@@ -111,9 +109,6 @@ class BatchCorrections:
         One in a few is until the correction of the kind is known, and one in many from then on. One
         that was not timed, as it compiled its graph, is repeated once. None is due where no steps
         are timed.
-
-        Steps with drafts alone cannot tell that drafts became more expensive (on a hot machine, or
-        one without mains power) from a machine that became slower for all steps.
         """
         self._since_plain += 1
         if self._repeat:
@@ -125,44 +120,40 @@ class BatchCorrections:
         self._since_plain, self._due = 0, True
         return True
 
+    def begin_answer(self) -> None:
+        """Let another text try again the steps built after reading that seemed too expensive."""
+        self._forget(drafted=False)
+        self._find_factors()
+
     def to_record(self) -> list[object]:
         """Return a record for a file; `restore` is the inverse."""
-        ratios = [[kind, [*ratios]] for kind, ratios in self._ratios.items() if ratios]
-        return [self._since_forgotten, ratios]
+        return [self._timed % _SELDOM, [[kind, [*r]] for kind, r in self._ratios.items() if r]]
 
-    def restore(self, since: int, by_kind: abc.Sequence[tuple[int, abc.Sequence[float]]]) -> None:
+    def restore(self, timed: int, by_kind: abc.Sequence[tuple[int, abc.Sequence[float]]]) -> None:
         """Go on with another process's comparisons; raises ValueError for what cannot be any."""
         for kind, ratios in by_kind:
             if not ratios or not all(0 < ratio < math.inf for ratio in ratios):
                 raise ValueError(f"{ratios} cannot have been measured")
             self._ratios[int(kind)] = deque(ratios, _KEPT)
-        self._since_forgotten = int(since) % _SELDOM
+        self._timed = int(timed)
         self._find_factors()
 
-    def begin_answer(self) -> None:
-        """Let another text try again the steps built after reading that seemed too expensive."""
-        self._forget([kind for kind in self._ratios if kind < 0])
-        self._find_factors()
+    def _forget(self, *, drafted: bool) -> None:
+        """Forget one comparison of each kind, drafted or waited, that seemed too expensive."""
+        for kind, ratios in self._ratios.items():
+            if (kind > 0) == drafted and ratios and median(ratios) > 1:
+                ratios.popleft()
 
-    def _forget(self, kinds: Iterable[int]) -> None:
-        """Forget one comparison of each of these kinds that seemed too expensive."""
-        for kind in kinds:
-            if statistics.median(self._ratios[kind] or [1.0]) > 1:
-                self._ratios[kind].popleft()
-
-    def _find_factors(self) -> bool:
-        """Find the corrections anew; return whether any changed."""
-        before = self.factors
-        known = {kind: r for kind, r in self._ratios.items() if len(r) > 1}
-        drafted = {kind: statistics.median([1.0, *r]) for kind, r in known.items()}
+    def _find_factors(self) -> None:
+        """Find the corrections anew."""
+        known = {kind: median([1.0, *r]) for kind, r in self._ratios.items() if len(r) > 1}
         sizes: dict[int, list[float]] = {}
-        for kind, factor in drafted.items():
+        for kind, factor in known.items():
             if kind > 0:
                 sizes.setdefault((kind - 1).bit_length(), []).append(factor)
         # Row counts of about one size may be wrong alone; if all sizes are, it is the plain step.
-        self.others = statistics.median([1.0, *map(statistics.median, sizes.values())])
-        self.factors = {_PLAIN: 1.0, **drafted}
-        return before != self.factors
+        self.others = median([1.0, *map(median, sizes.values())])
+        self.factors = {_PLAIN: 1.0, **known}
 
 
 class Corrections:
@@ -176,14 +167,11 @@ class Corrections:
 
     def __init__(self) -> None:
         self.saved = math.inf
-        self._by_class: dict[int, BatchCorrections] = {}
+        self._by_class: defaultdict[int, BatchCorrections] = defaultdict(BatchCorrections)
 
     def of(self, batch: int) -> BatchCorrections:
         """Return the corrections of the class of a batch size."""
-        number = (batch - 1).bit_length()
-        if number not in self._by_class:
-            self._by_class[number] = BatchCorrections()
-        return self._by_class[number]
+        return self._by_class[(batch - 1).bit_length()]
 
     def begin_answer(self) -> None:
         """Let the text of a new answer try again what was too expensive for others."""
@@ -198,12 +186,6 @@ class Corrections:
     def from_record(cls, record: Mapping[str, Any]) -> Corrections:
         """Read a record; raises ValueError, TypeError or KeyError if it cannot be corrections."""
         found = cls()
-        for number, (since, ratios) in record.items():
-            found._by_class[int(number)] = times = BatchCorrections()
-            times.restore(since, ratios)
+        for number, (timed, ratios) in record.items():
+            found._by_class[int(number)].restore(timed, ratios)
         return found
-
-
-def _level(ratios: abc.Sequence[float]) -> float | None:
-    """Return the median of recent steps; None if there are too few."""
-    return statistics.median(ratios) if len(ratios) >= _COMPARED else None

@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.drafting.interface import LEVEL_COST
@@ -49,6 +50,7 @@ with several."""
 WIDEST, LENGTHS = 4, (2, 3, 4, 5, 6, 8)
 """Maximum width, and the lengths, of shapes that are chosen automatically."""
 
+Array = NDArray[np.float64]
 Curve = tuple[tuple[int, float], ...]
 
 
@@ -122,6 +124,13 @@ class CostModel:
         called = self.verify(shape.nodes, context, batch)
         return rest + called + self.drafting(shape.width, shape.length, batch)
 
+    def steps(self, shapes: tuple[BeamShape, ...], context: int, batch: int) -> Array:
+        """Return [S], the seconds of steps of some shapes; the same array for the same ones."""
+        key = shapes, context, batch
+        if key not in self._steps:
+            self._steps[key] = np.array([self.step(s, context, batch) for s in shapes])
+        return self._steps[key]
+
     def cliffs(self) -> dict[int, float]:
         """Return the row counts of one tree after which one more row costs more than is usual.
 
@@ -149,6 +158,10 @@ class CostModel:
         for beams, length, seconds in sorted(self.draft):
             lines.setdefault(beams, [(1, 0.0)]).append((length, seconds))
         return lines
+
+    @cached_property
+    def _steps(self) -> dict[tuple[tuple[BeamShape, ...], int, int], Array]:
+        return {}
 
     @classmethod
     def from_record(cls, setup: Setup, record: Mapping[str, Any]) -> CostModel:

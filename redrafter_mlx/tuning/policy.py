@@ -28,9 +28,9 @@ from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.drafting.untrained.continuation import Continuation
 from redrafter_mlx.response import StepResult
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
-from redrafter_mlx.tuning.corrections import Corrections, kind_of
+from redrafter_mlx.tuning.corrections import Corrections, waited
 from redrafter_mlx.tuning.cost import CostModel, candidates
-from redrafter_mlx.tuning.revision import Tree, best_revision
+from redrafter_mlx.tuning.revision import Revision, Tree, best_revision
 from redrafter_mlx.tuning.step_costs import StepCosts
 
 _MARGIN = 0.01
@@ -48,7 +48,7 @@ _MAX_PROBES = 3
 (test_drafting_begins_again_when_it_pays_again)."""
 
 
-class _Revised(NamedTuple):
+class _Verified(NamedTuple):
     """A step with continuations: those by sequence, and what is predicted of it."""
 
     found: dict[Sequence, Continuation]
@@ -72,24 +72,25 @@ class TunedPolicy:
         self.shapes = (PLAIN, *self.acceptance.shapes)
         self._proposals = [Proposal(shape) for shape in self.shapes]
         self._corrections = corrections or Corrections()
-        self._allowed = 0.0 if costs.assumed else math.inf  # seconds that probes may cost here
         self._costs = StepCosts(self.shapes, costs, self._corrections)
         self._max_nodes = costs.max_nodes
         self._longest = min(MAX_BEAM_LENGTH, costs.max_nodes) - 1  # continuation
-        self._biased_share = 0.0  # of the sequences
+        self._biased = False  # whether most sequences are
+        self._chosen_for = 0, 0  # sequences, and bits of the longest one's length; 0 if outdated
         self._tokens = np.ones(len(self.shapes))  # of a sequence
         self._best = self._probed = 0  # indices of shapes
-        self._probes: deque[tuple[BeamShape, float]] = deque()  # unread, and the most they may take
+        self._pace = 1.0  # tokens per second of a sequence in steps of the best shape
+        self._allowed = 0.0 if costs.assumed else math.inf  # seconds that probes may cost here
+        self._price = self._max_seconds = 0.0  # of a probe
+        # Unread ones, and the most seconds that they may take.
+        self._probes: deque[tuple[BeamShape, float]] = deque(maxlen=_MAX_PROBES)
         # Of the step that is read, and of the next: sequences may end before theirs is verified.
-        self._revisions: deque[_Revised] = deque(maxlen=2)
-        self._chosen_for = 0, 0  # sequences, and bits of the longest one's length; 0 if outdated
+        self._verified: deque[_Verified] = deque(maxlen=2)
 
     def begin_answer(self) -> None:
         """Give continuations that were given up another chance, for the text of a new answer."""
         self._corrections.begin_answer()
-        self.acceptance.trust.begin_answer()
-        if self.acceptance.biased is not None:
-            self.acceptance.biased.trust.begin_answer()
+        self.acceptance.begin_answer()
 
     def propose(self, sequences: abc.Sequence[Sequence]) -> Proposal:
         """Return what to draft, the same for all sequences."""
@@ -98,34 +99,31 @@ class TunedPolicy:
             self._choose(length, batch)
         if self._costs.times.plain_is_due(self._costs.rows[self._best]):
             return self._proposals[0]
-        return self._proposals[self._probed if self._pays_probe() else self._best]
+        probes = self._probed != self._best and self._pays_probe()
+        return self._proposals[self._probed if probes else self._best]
 
     def revise(
         self, sequences: abc.Sequence[Sequence], drafted: abc.Sequence[Drafted]
     ) -> list[Proposal | None]:
         """Return the continuations that gain most time over the trees as they were drafted."""
         found = [one.continuations(1, self._longest) for one in sequences]
-        nothing: list[Proposal | None] = [None] * len(sequences)
         if not any(found):
-            return nothing
-        trees = []
-        for one, best, made in zip(sequences, found, drafted, strict=True):
-            known = self.acceptance.of(biased=one.biased)
-            branches = known.accepted_by_depth(made.shape) if best and made.joinable else []
-            trees.append(self._tree(one, best[0] if best else None, made.shape, branches))
+            return [None] * len(sequences)
+        trees = [
+            self._tree(one, best[0] if best else None, made.shape, joinable=made.joinable)
+            for one, best, made in zip(sequences, found, drafted, strict=True)
+        ]
         largest = max([made.shape for made in drafted], key=lambda shape: shape.nodes)
         chosen = self._best_revision(trees, largest)
         if chosen is None:
-            return nothing
-        count, join = chosen
+            return [None] * len(sequences)
+        count, join, nodes, width = chosen
         proposals = [tree.proposal(count, join=join) for tree in trees]
+        seconds = self._costs.after_reading(nodes, width) + self._costs.drafting(largest)
         continued = {o: p.continuations[0] for o, p in zip(sequences, proposals, strict=True) if p}
-        nodes, widths, _ = zip(*[tree.revised(count, join=join) for tree in trees], strict=True)
-        seconds = self._costs.after_reading(max(nodes), max(widths)) + self._costs.drafting(largest)
-        self._revisions.append(_Revised(continued, max(nodes), seconds))
+        self._verified.append(_Verified(continued, nodes, seconds))
         # After one that is accepted in full, the match is longer and the next step has another one.
-        sure = sum([t.holds[min(count, t.longest) - 1] for t in trees if t.longest])
-        after = 2 * sure < len(trees)
+        after = 2 * sum([(tree.holds[:count] or [0.0])[-1] for tree in trees]) < len(trees)
         return [one and replace(one, draft_after=one.join or after) for one in proposals]
 
     def may_revise(self, sequences: abc.Sequence[Sequence]) -> bool:
@@ -136,30 +134,25 @@ class TunedPolicy:
         found = [one.next_continuation(self._longest) for one in sequences]
         if not any(found):
             return False
-        both = zip(sequences, found, strict=True)
-        trees = [self._tree(one, best, PLAIN, ()) for one, best in both]
+        trees = [self._tree(o, best, PLAIN) for o, best in zip(sequences, found, strict=True)]
         return self._best_revision(trees, PLAIN) is not None
 
     def learn(self, sequences: abc.Sequence[Sequence], steps: abc.Sequence[StepResult]) -> None:
         """Record the results of a step, which may come some steps late."""
         if not sequences:
             return
-        biased = [one.biased for one in sequences]
-        share = sum(biased) / len(biased)
-        changed, self._biased_share = share != self._biased_share, share
-        if any(step.from_host for step in steps):
-            changed |= self._learn_revision(sequences, steps)
-        else:
-            changed |= self._learn_time(steps)
-        for of in {*biased}:
-            drafts = [
-                step
-                for step, this in zip(steps, biased, strict=True)
-                if this == of and not step.from_host and step.shape.length > 1
-            ]
-            if drafts:
-                self.acceptance.of(biased=of).learn(*drafts)
-                changed = True
+        drafts: dict[bool, list[StepResult]] = {}  # by whether the sequence is biased
+        biased, from_host = 0, False
+        for one, step in zip(sequences, steps, strict=True):
+            biased, from_host = biased + one.biased, from_host or step.from_host
+            if step.shape.length > 1 and not step.from_host:
+                drafts.setdefault(one.biased, []).append(step)
+        most_biased = 2 * biased > len(sequences)
+        changed, self._biased = most_biased != self._biased, most_biased
+        learn = self._learn_continuations if from_host else self._learn_drafts
+        changed |= learn(sequences, steps) or bool(drafts)
+        for of, drafted in drafts.items():
+            self.acceptance.of(biased=of).learn(*drafted)
         if changed:
             self._chosen_for = 0, 0
 
@@ -176,68 +169,65 @@ class TunedPolicy:
         """
         self._chosen_for, costs = (batch, length.bit_length()), self._costs
         costs.look_up(length, batch)
-        tokens, steps = self.acceptance.tokens(), self.acceptance.steps()
-        if self._biased_share:
-            of_biased = self.acceptance.of(biased=True)
-            tokens = tokens + self._biased_share * (of_biased.tokens() - tokens)
-            steps = steps + self._biased_share * (of_biased.steps() - steps)
-        self._tokens[1:] = tokens
+        known = self.acceptance.of(biased=self._biased)
+        self._tokens[1:] = known.tokens()
         paces = self._tokens / costs.seconds
         trusted = paces / costs.doubts
-        trusted[1:][steps < 1] = 0.0
+        trusted[1:][known.steps() < 1] = 0.0
         used = self._best if trusted[self._best] else 0
         trusted[used] = paces[used]
-        best = int(trusted.argmax())
+        best, promising = int(trusted.argmax()), int(paces.argmax())
         self._best = best if trusted[best] > paces[used] * (1 + _MARGIN) else used
-        promising = int(paces.argmax())
-        gains = paces[promising] > paces[self._best] * (1 + _MARGIN)
+        self._pace = float(paces[self._best])
+        gains = paces[promising] > self._pace * (1 + _MARGIN)
         self._probed = promising if gains else self._best
         # Drafting may pay by now; what costs least is tried first where nothing is known.
         if len(paces) > 1 and self._best == 0 and (not gains or costs.nothing_is_known):
             self._probed = 1 + int(costs.seconds[1:].argmin())
             if not gains and self._corrections.saved == math.inf:
                 self._corrections.saved = 0.0  # a probe hardly pays
+        self._max_seconds = costs.max_seconds(self._probed)
+        longer = self._max_seconds - float(costs.seconds[self._best])
+        self._price = max(longer, costs.host_builds if self._best == 0 else 0.0)
 
     def _pays_probe(self) -> bool:
         """Pay for a probe of the promising shape, if enough time is saved for it."""
-        if self._probed == self._best:
-            return False
-        costs, corrections = self._costs, self._corrections
-        used = float(costs.seconds[self._best])
-        longest = costs.max_seconds(self._probed)
-        price = max(longest - used, costs.host_builds if self._best == 0 else 0.0)
-        corrections.saved = min(corrections.saved + _SHARE * used, _MAX_PROBES * price)
+        used, corrections = float(self._tokens[self._best]) / self._pace, self._corrections
+        corrections.saved = min(corrections.saved + _SHARE * used, _MAX_PROBES * self._price)
         self._allowed += _MAX_LOSS * used
-        if min(corrections.saved, self._allowed) < price:
+        if min(corrections.saved, self._allowed) < self._price:
             return False
-        self._pay(price)
-        self._probes.append((self.shapes[self._probed], longest))
+        self._pay(self._price)
+        self._probes.append((self.shapes[self._probed], self._max_seconds))
         return True
 
     def _pay(self, seconds: float) -> None:
         self._corrections.saved -= seconds
         self._allowed -= seconds
 
-    def _learn_time(self, steps: abc.Sequence[StepResult]) -> bool:
+    def _learn_drafts(
+        self, sequences: abc.Sequence[Sequence], steps: abc.Sequence[StepResult]
+    ) -> bool:
         """Record the time of a step without continuations, and its gain if it was a probe.
 
         Returns whether that changed a correction. The gain is saved for the next probe, so that a
         successful one is followed by another at once.
         """
-        largest = max(steps, key=lambda step: step.query_rows)
-        shape, seconds, batch = largest.shape, largest.seconds, len(steps)
-        slowness = self._corrections.of(batch).slowness() if self._probes else None
-        changed = self._costs.learn(shape, batch, largest.query_rows, seconds)
-        if any(probed == shape for probed, _ in self._probes):
-            while (probe := self._probes.popleft())[0] != shape:
-                pass  # continuations replaced the earlier probes
-            tokens = sum([len(step.path) for step in steps]) / batch
-            self._pay((float(self._tokens[self._best]) - tokens) / self._pace)
-            if seconds is not None and slowness is not None:
-                self._pay(min(seconds / slowness - probe[1], 0.0))
-        return changed
+        batch, largest = len(sequences), steps[0]
+        if batch > 1:
+            largest = max(steps, key=lambda step: step.query_rows)
+        for probe in self._probes:
+            if probe[0] == largest.shape:
+                self._probes.remove(probe)
+                tokens = sum([len(step.path) for step in steps]) / batch
+                self._pay((float(self._tokens[self._best]) - tokens) / self._pace)
+                slowness = self._corrections.of(batch).slowness()
+                if largest.seconds is not None and slowness is not None:
+                    self._pay(min(largest.seconds / slowness - probe[1], 0.0))
+                break
+        return self._costs.learn(largest, batch)
 
-    def _learn_revision(
+    def _learn_continuations(
         self, sequences: abc.Sequence[Sequence], steps: abc.Sequence[StepResult]
     ) -> bool:
         """Record the time of a step with continuations, and how far they were accepted.
@@ -245,21 +235,21 @@ class TunedPolicy:
         Returns whether that changed a correction.
         """
         continued = [(o, s) for o, s in zip(sequences, steps, strict=True) if s.from_host]
-        while self._revisions:
-            revised = self._revisions.popleft()
-            if all(one in revised.found for one, _ in continued):
+        while self._verified:
+            found, nodes, seconds = self._verified.popleft()
+            if all(one in found for one, _ in continued):
                 break
         else:
-            return False  # all sequences of that revision had ended
+            return False  # all sequences of that step had ended
         for one, step in continued:
-            found = revised.found[one]
-            n, right = len(found.tokens), common_prefix(found.tokens, step.tokens)
+            drafts = found[one]
+            n, right = len(drafts.tokens), common_prefix(drafts.tokens, step.tokens)
             trust = self.acceptance.of(biased=one.biased).trust
-            trust.learn(found.kind, found.expected / n, right / n)
+            trust.learn(drafts.kind, drafts.expected / n, right / n)
         times = self._corrections.of(len(steps))
-        return times.learn(kind_of(revised.nodes, waited=True), revised.seconds, steps[0].seconds)
+        return times.learn(waited(nodes), seconds, steps[0].seconds)
 
-    def _best_revision(self, trees: list[Tree], largest: BeamShape) -> tuple[int, bool] | None:
+    def _best_revision(self, trees: list[Tree], largest: BeamShape) -> Revision | None:
         """Return the best continuations over trees of at most the largest shape, if any gain."""
         costs, drafted = self._costs, self._costs.without_drafting(largest)
         return best_revision(trees, self._pace, drafted, costs.revised, self._max_nodes)
@@ -269,9 +259,10 @@ class TunedPolicy:
         sequence: Sequence,
         found: Continuation | None,
         shape: BeamShape,
-        branches: abc.Sequence[float],
+        *,
+        joinable: bool = False,
     ) -> Tree:
-        """Return a tree as it was drafted, with the number of drafts its continuation may have.
+        """Return a tree as it was drafted, with the drafts that its continuation may have.
 
         If it has a limit, a quarter of that until it is known what such steps take: a wrong one
         can cost several plain steps. Few numbers are possible: each needs its own compiled graph.
@@ -284,10 +275,7 @@ class TunedPolicy:
             sure = self._costs.is_sure_of(found.limit // 4 + 1)
             longest = min(longest, found.limit if sure else found.limit // 4)
         longest = (1 << (longest + 1).bit_length() - 1) - 1
-        trusted = self.acceptance.of(biased=sequence.biased).trust.of(found.kind)
-        return Tree(shape, tokens, found, trusted, longest, branches)
-
-    @property
-    def _pace(self) -> float:
-        """Tokens per second of a sequence in steps of the shape in use."""
-        return float(self._tokens[self._best] / self._costs.seconds[self._best])
+        known = self.acceptance.of(biased=sequence.biased)
+        trusted = known.trust.of(found.kind)
+        holds = [trusted * math.exp(p) for p in found.log_probs[:longest]]
+        return Tree(shape, tokens, found, holds, known.accepted_by_depth(shape) if joinable else ())

@@ -27,13 +27,7 @@ from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 from redrafter_mlx.target_model.cache.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.tuning.cost import (
-    FEW_ROWS,
-    LONG_CONTEXT,
-    SHORT_CONTEXT,
-    TIMED_STEPS,
-    CostModel,
-)
+from redrafter_mlx.tuning.cost import FEW_ROWS, LONG_CONTEXT, SHORT_CONTEXT, TIMED_STEPS, CostModel
 from redrafter_mlx.tuning.setup import Setup
 
 Call = Callable[[], Sequence[mx.array]]
@@ -210,16 +204,14 @@ def _spread(times: Mapping[Case, Sequence[float]]) -> float:
 
 def _doubted(times: Mapping[Case, Sequence[float]]) -> list[Case]:
     """Return the calls that take longer than one with more rows, by more than repeats differ."""
-    noise, calls = (
-        1 + _spread(times),
-        {case: min(t) for case, t in times.items() if case[0] == "call"},
-    )
+    noise = 1 + _spread(times)
+    calls = [(case, min(repeats)) for case, repeats in times.items() if case[0] == "call"]
     return [
-        (kind, rows, context)
-        for (kind, rows, context), seconds in calls.items()
+        case
+        for case, seconds in calls
         if any(
-            n > rows and there == context and seconds > noise * other
-            for (_, n, there), other in calls.items()
+            rows > case[1] and context == case[2] and seconds > noise * other
+            for (_, rows, context), other in calls
         )
     ]
 

@@ -2,70 +2,64 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import zip_longest
+from typing import NamedTuple
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.decoding.proposal import Proposal
 from redrafter_mlx.drafting.untrained.continuation import Continuation
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(NamedTuple):
     """What a sequence verifies next, and the best continuation that could be verified.
 
     shape:    of the tree as it was drafted
     tokens:   expected tokens
     found:    the continuation; None if there is none
-    trusted:  how far continuations of its kind are accepted
-    longest:  maximum number of its drafts
+    holds:    the chance that each draft of the continuation is accepted, for those that may be made
     branches: the chance that a draft of each depth is accepted; empty if nothing may join them
     """
 
     shape: BeamShape
     tokens: float
     found: Continuation | None = None
-    trusted: float = 1.0
-    longest: int = 0
+    holds: Sequence[float] = ()
     branches: Sequence[float] = ()
-
-    @cached_property
-    def holds(self) -> list[float]:
-        """The chance that each draft of the continuation is accepted."""
-        log_probs = self.found.log_probs[: self.longest] if self.found is not None else ()
-        return [self.trusted * math.exp(p) for p in log_probs]
-
-    @cached_property
-    def size(self) -> tuple[int, int]:
-        """Nodes and width as it was drafted."""
-        return self.shape.nodes, self.shape.width
 
     def revised(self, count: int, *, join: bool) -> tuple[int, int, float]:
         """Return nodes, width and expected tokens with up to `count` drafts of its continuation."""
-        count = min(count, self.longest)
-        if count == 0:
-            return *self.size, self.tokens
         holds = self.holds[:count]
+        if not holds:
+            return self.shape.nodes, self.shape.width, self.tokens
         if not (join and self.branches):
-            return count + 1, 1, 1 + sum(holds)
-        nodes, width = self.size
+            return len(holds) + 1, 1, 1 + sum(holds)
         both = zip_longest(holds, self.branches, fillvalue=0.0)
         expected = 1 + sum([hold + (1 - hold) * branch for hold, branch in both])
-        return nodes + count, width + 1, expected
+        return self.shape.nodes + len(holds), self.shape.width + 1, expected
 
     def proposal(self, count: int, *, join: bool) -> Proposal | None:
         """Return the same as a proposal; None without a continuation."""
-        count = min(count, self.longest)
+        count, join = min(count, len(self.holds)), join and bool(self.branches)
         if self.found is None or count == 0:
             return None
-        shape, join = BeamShape(1, count + 1), join and bool(self.branches)
+        shape = BeamShape(1, count + 1)
         if join:
             nodes, width, _ = self.revised(count, join=True)
             shape = BeamShape(width, max(self.shape.length, count + 1), nodes)
         return Proposal(shape, [self.found.first(count)], join)
+
+
+class Revision(NamedTuple):
+    """How many drafts of each continuation are verified, and whether they join the trees.
+
+    nodes, width: of the largest tree
+    """
+
+    drafts: int
+    join: bool
+    nodes: int
+    width: int
 
 
 def best_revision(
@@ -74,10 +68,10 @@ def best_revision(
     drafted_seconds: float,
     seconds_of: Callable[[int, int], float],
     max_nodes: int,
-) -> tuple[int, bool] | None:
-    """Return how many drafts of the continuations gain most time, and whether they join the trees.
+) -> Revision | None:
+    """Return how many drafts of the continuations gain most time; None if none gains.
 
-    None if none gains. Only a few numbers are possible: each needs its own compiled graph.
+    Only a few numbers are possible: each needs its own compiled graph.
 
     Args:
       pace: tokens per second of a sequence in steps without continuations
@@ -85,16 +79,14 @@ def best_revision(
       seconds_of: the same with continuations, as a function of nodes and width of the largest tree
       max_nodes: maximum nodes of a tree
     """
-    longest, count = max([tree.longest for tree in trees]), 1
+    longest = max([len(tree.holds) for tree in trees])
     best, chosen = sum([tree.tokens for tree in trees]) / len(trees) - pace * drafted_seconds, None
     ways = (False, True) if [tree for tree in trees if tree.branches] else (False,)
-    while count <= longest:
+    for count in (1, 3, 7, 15, 31)[: (longest + 1).bit_length() - 1]:
         for join in ways:
-            revised = [tree.revised(count, join=join) for tree in trees]
-            nodes, widths, tokens = zip(*revised, strict=True)
+            nodes, widths, tokens = zip(*[t.revised(count, join=join) for t in trees], strict=True)
             if max(nodes) <= max_nodes:
                 gain = sum(tokens) / len(trees) - pace * seconds_of(max(nodes), max(widths))
                 if gain > best:
-                    best, chosen = gain, (count, join)
-        count = 2 * count + 1
+                    best, chosen = gain, Revision(count, join, max(nodes), max(widths))
     return chosen

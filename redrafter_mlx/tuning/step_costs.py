@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import abc
-
 import numpy as np
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.tuning.acceptance import Array
-from redrafter_mlx.tuning.corrections import Corrections, kind_of
-from redrafter_mlx.tuning.cost import CostModel
+from redrafter_mlx.response import StepResult
+from redrafter_mlx.tuning.corrections import Corrections, waited
+from redrafter_mlx.tuning.cost import Array, CostModel
 
 _DOUBT = 1.5
 """Factor by which a step may take longer than is assumed, until such steps were timed
@@ -32,16 +30,17 @@ class StepCosts:
     seconds: [S] corrected, in the order of the shapes; plain decoding is the first
     doubts:  [S] factors by which they may take longer
     rows:    [S] query rows of each shape's trees
+    nothing_is_known: whether costs are assumed, and no drafted step has shown what one takes
     """
 
     def __init__(
-        self, shapes: abc.Sequence[BeamShape], costs: CostModel, corrections: Corrections
+        self, shapes: tuple[BeamShape, ...], costs: CostModel, corrections: Corrections
     ) -> None:
         self.rows = [shape.nodes for shape in shapes]
         self.numbers = {shape: i for i, shape in enumerate(shapes)}
         self._shapes, self._costs, self._corrections = shapes, costs, corrections
         self._context = self._batch = 0
-        self._after_reading: dict[tuple[int, int], float] = {}
+        self._factors: dict[int, float] = {}  # that `seconds` are corrected by
 
     def look_up(self, length: int, batch: int) -> None:
         """Find the costs after `length` tokens, in a batch of this size.
@@ -49,18 +48,19 @@ class StepCosts:
         Lengths count up to the next power of two, so that few are looked up in the cost model.
         """
         context = 1 << (length - 1).bit_length()
-        if (context, batch) != (self._context, self._batch):
+        if changed := (context, batch) != (self._context, self._batch):
             self._context, self._batch = context, batch
             self.times = self._corrections.of(batch)
-            self._predicted: Array = np.array(
-                [self._costs.step(shape, context, batch) for shape in self._shapes]
-            )
-            self._after_reading.clear()
-        known, others = self.times.factors, self.times.others
-        self.seconds: Array = self._predicted * [known.get(n, others) for n in self.rows]
-        # Costs of one sequence that were measured are certain; those of batches are less so.
-        certain = batch == 1 and not self._costs.assumed
-        self.doubts = np.array([1.0 if certain or n in known else _DOUBT for n in self.rows])
+            self._predicted = self._costs.steps(self._shapes, context, batch)
+            self._after_reading: dict[tuple[int, int], float] = {}
+        if changed or self.times.factors is not self._factors:
+            known = self._factors = self.times.factors
+            # Costs of one sequence that were measured are certain; those of batches are less so.
+            doubt = _DOUBT if batch > 1 or self._costs.assumed else 1.0
+            factors = [known.get(n, self.times.others) for n in self.rows]
+            self.seconds: Array = self._predicted * factors
+            self.doubts = np.array([1.0 if n in known else doubt for n in self.rows])
+            self.nothing_is_known = self._costs.assumed and bool((self.doubts[1:] > 1).all())
 
     def max_seconds(self, number: int) -> float:
         """Return the most seconds that a step of a shape may take: it may have to be compiled."""
@@ -68,19 +68,12 @@ class StepCosts:
         longest = float(self.seconds[number] * self.doubts[number])
         return longest + compiles * _COMPILING * float(self.seconds[0])
 
-    def learn(self, shape: BeamShape, batch: int, rows: int, seconds: float | None) -> bool:
-        """Record a step; return whether that changed a correction."""
-        number = self.numbers.get(shape)
-        if number is None or batch != self._batch:
-            predicted = self._costs.step(shape, self._context, batch)
-        else:
-            predicted = float(self._predicted[number])
-        return self._corrections.of(batch).learn(rows, predicted, seconds)
-
-    @property
-    def nothing_is_known(self) -> bool:
-        """Whether costs are assumed, and no drafted step has shown yet what one takes."""
-        return self._costs.assumed and bool((self.doubts[1:] > 1).all())
+    def learn(self, step: StepResult, batch: int) -> bool:
+        """Record a step without continuations; return whether that changed a correction."""
+        if batch == self._batch:
+            return self.times.learn(step.query_rows, self._step(step.shape), step.seconds)
+        predicted = self._costs.step(step.shape, self._context, batch)
+        return self._corrections.of(batch).learn(step.query_rows, predicted, step.seconds)
 
     @property
     def host_builds(self) -> float:
@@ -89,7 +82,7 @@ class StepCosts:
 
     def is_sure_of(self, nodes: int) -> bool:
         """Whether it is known what a step with so many nodes takes that is built after reading."""
-        return not self._costs.assumed or self.times.known(kind_of(nodes, waited=True))
+        return not self._costs.assumed or waited(nodes) in self.times.factors
 
     def after_reading(self, nodes: int, width: int) -> float:
         """Return the predicted seconds of a step that is built after reading and drafts nothing."""
@@ -102,9 +95,8 @@ class StepCosts:
 
     def revised(self, nodes: int, width: int) -> float:
         """Return the most seconds of such a step, corrected."""
-        kind = kind_of(nodes, waited=True)
-        doubt = _DOUBT if self._costs.assumed and kind not in self.times.factors else 1.0
-        return self.after_reading(nodes, width) * self.times.factors.get(kind, 1.0) * doubt
+        doubt = _DOUBT if self._costs.assumed else 1.0
+        return self.after_reading(nodes, width) * self.times.factors.get(waited(nodes), doubt)
 
     def drafting(self, shape: BeamShape) -> float:
         """Return the predicted seconds of a step's drafting."""
@@ -112,5 +104,12 @@ class StepCosts:
 
     def without_drafting(self, shape: BeamShape) -> float:
         """Return the corrected seconds of a step whose drafts exist already."""
-        seconds = self._costs.step(shape, self._context, self._batch)
-        return (seconds - self.drafting(shape)) * self.times.correction(shape.nodes)
+        seconds = self._step(shape) - self.drafting(shape)
+        return seconds * self.times.correction(shape.nodes)
+
+    def _step(self, shape: BeamShape) -> float:
+        """Return the predicted seconds of a step."""
+        number = self.numbers.get(shape)
+        if number is None:
+            return self._costs.step(shape, self._context, self._batch)
+        return float(self._predicted[number])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from weakref import WeakSet
 
 import mlx.nn as nn
 import numpy as np
@@ -58,7 +59,7 @@ class Tuner:
             self._record = saved_record(self.setup, self._values)
         self.kept = self.measured
         self._profiler = Profiler(target, drafter, self.widest)
-        self._lent: dict[TunedPolicy, AcceptMethod] = {}  # until they are recorded
+        self._running: WeakSet[TunedPolicy] = WeakSet()
         self._lock, self.measuring = threading.Lock(), threading.Lock()
         self._use_costs()
 
@@ -125,15 +126,18 @@ class Tuner:
         return shapes[int(np.argmax(acceptance.tokens() / seconds))] if len(seconds) else shapes[0]
 
     def policy(self, method: AcceptMethod) -> TunedPolicy:
-        """Return the policy of a new batch, with what earlier ones learned by this method."""
+        """Return the policy of a new batch, with what earlier ones learned by this method.
+
+        Batches that run at once share it: the last one would overwrite what others learned.
+        """
         with self._lock:
-            # Batches that run at once share it: the last one would overwrite what others learned.
-            running = [lent.acceptance for lent, of in self._lent.items() if of == method]
-            earlier = self._record.acceptance.get(method, self.statistics())
-            known = running[0] if running else earlier.continued(self._candidates)
+            known = self._record.acceptance.get(method, self.statistics())
+            if known.shapes != self._candidates:
+                known = known.continued(self._candidates)
+            self._record.acceptance[method] = known
             policy = TunedPolicy(self.costs, known, self._record.corrections)
             policy.begin_answer()
-            self._lent[policy] = method
+            self._running.add(policy)
             return policy
 
     def statistics(self) -> AcceptanceStatistics:
@@ -141,16 +145,11 @@ class Tuner:
         return AcceptanceStatistics(self._candidates)
 
     def record(self, policy: TunedPolicy) -> None:
-        """Record what a batch has learned, when its policy is no longer used."""
+        """Save what batches have learned, when this policy was the last one in use."""
         with self._lock:
-            self._record.acceptance[self._lent.pop(policy)] = policy.acceptance
-            if not self._lent:
+            self._running.discard(policy)
+            if not self._running:
                 self._save()
-
-    def abandon(self) -> None:
-        """Forget what all batches have learned, when their policies are no longer used."""
-        with self._lock:
-            self._lent.clear()
 
     def _use_costs(self) -> None:
         """Choose by the measured costs from now on, or by assumed ones if there are none."""

@@ -119,7 +119,7 @@ def test_answers_that_join_a_batch_do_not_make_it_forget_what_drafts_cost() -> N
     policy = TunedPolicy(FREE, AcceptanceStatistics(candidates(FREE, batches=(1, 8))), times)
     for _ in range(8):
         policy.begin_answer()
-    assert times.of(8).known(2)
+    assert 2 in times.of(8).factors
     assert times.of(8).correction(2) == 1.5
 
 

@@ -62,15 +62,15 @@ def test_a_process_corrects_the_profile_as_another_did() -> None:
     times = saved_record(SETUP, "0").corrections
     assert times.to_record() == corrected().to_record()
     assert [times.of(2).correction(rows) for rows in (1, 2)] == [1.0, 2.0]
-    assert times.of(2).known(2)
-    assert not times.of(1).known(2)
+    assert 2 in times.of(2).factors
+    assert 2 not in times.of(1).factors
 
 
 def test_corrections_of_other_measurements_are_not_used() -> None:
     """A process that started before `tune` does not undo it."""
     mine = Record(None, corrected(), {"greedy": learned(20)})
     save_record(SETUP, mine, "0")
-    assert saved_record(SETUP, "0").corrections.of(2).known(2)
+    assert 2 in saved_record(SETUP, "0").corrections.of(2).factors
     save_record(SETUP, Record(COSTS), "0", measured=True)
     save_record(SETUP, mine, "0")
     known = saved_record(SETUP, "0")

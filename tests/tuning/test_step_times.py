@@ -124,7 +124,7 @@ def test_a_slow_step_or_two_correct_nothing() -> None:
         times.of(1).learn(1, 1.0, 1.0)
         times.of(1).learn(1, 1.0, 1.0)
         times.of(1).learn(4, 1.0, seconds)
-    assert times.of(1).known(4)
+    assert 4 in times.of(1).factors
     assert times.of(1).correction(4) == 1.0
 
 
@@ -180,7 +180,7 @@ def test_batches_of_about_the_same_size_are_timed_together() -> None:
         times.of(batch).learn(2, 1.0, 1.25)
     for known in (times, Corrections.from_record(times.to_record())):
         assert [known.of(batch).correction(2) for batch in range(4, 10)] == [1, *[1.25] * 4, 1]
-        of_two = [known.of(batch).known(2) for batch in (1, 2, 4, 5, 9)]
+        of_two = [2 in known.of(batch).factors for batch in (1, 2, 4, 5, 9)]
         assert of_two == [False] * 3 + [True, False]
 
 
