@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from redrafter_mlx.bench.options import MOST_AT_ONCE, BenchOptions
-from redrafter_mlx.config import check_drafter_bits, check_int
+from redrafter_mlx.checks import check_drafter_bits, check_int
 from redrafter_mlx.drafting.names import NONE
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.launched import launched_rank

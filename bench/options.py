@@ -10,13 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from redrafter_mlx.bench.measure.activity import Activity, silent
 from redrafter_mlx.bench.measure.question_sets import questions_of, title_of
 from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS, Question, choose_questions
-from redrafter_mlx.config import (
-    AcceptMethod,
-    DType,
-    SamplingParams,
-    check_choice,
-    check_quantize,
-)
+from redrafter_mlx.checks import check_choice, check_quantize
+from redrafter_mlx.config import AcceptMethod, DType, SamplingParams
 from redrafter_mlx.drafting.names import AUTO
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.ranges import each_once, parse_integers, parse_numbers, parse_words

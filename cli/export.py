@@ -7,9 +7,9 @@ from typing import Annotated, cast
 
 import typer
 
+from redrafter_mlx.checks import check_choice
 from redrafter_mlx.cli.flag import Flag
 from redrafter_mlx.cli.options import with_options
-from redrafter_mlx.config import check_choice
 from redrafter_mlx.errors import BadInputError, ModelNotFoundError
 
 

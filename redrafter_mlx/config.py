@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal
 
-from redrafter_mlx.errors import BadInputError, meant
+from redrafter_mlx.checks import (
+    check_choice,
+    check_int,
+    check_number,
+    check_quantize,
+    refuse_unknown_keys,
+)
+from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.plain import make_plain
 
 DType = Literal["auto", "float16", "bfloat16", "float32"]
@@ -213,20 +218,6 @@ class GenerationOptions(SamplingParams):
         return replace(self, **overrides)  # type: ignore[arg-type]
 
 
-def refuse_unknown_keys(given: Mapping[str, object], known: list[str], what: str) -> None:
-    """Raise BadInputError naming the first key of `given` that is not among `known`."""
-    for key in given:
-        if key not in known:
-            raise BadInputError(f"unknown {what} {key!r}; {meant(key, known)}")
-
-
-def check_choice(name: str, value: str, choices: object) -> None:
-    """Raise BadInputError unless `value` is one of the strings of a Literal type."""
-    known = get_args(choices)
-    if value not in known:
-        raise BadInputError(f"{name} is {shown(value)}; choose one of {', '.join(map(str, known))}")
-
-
 def _pairs(name: str, given: object) -> tuple[tuple[object, object], ...]:
     pairs = list(given.items()) if isinstance(given, Mapping) else given
     if not isinstance(pairs, (list, tuple)) or not all(
@@ -236,39 +227,6 @@ def _pairs(name: str, given: object) -> tuple[tuple[object, object], ...]:
     return tuple((first, second) for first, second in pairs)
 
 
-def check_int(name: str, value: object, low: int, high: int | None) -> None:
-    """Raise BadInputError unless `value` is a whole number from `low` to `high`, both included."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise BadInputError(f"{name} is {shown(value)}; it must be a whole number")
-    if value < low or (high is not None and value > high):
-        bound = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise BadInputError(f"{name} is {shown(value)}; it must be {bound}")
-
-
-def check_number(
-    name: str, value: object, low: float, high: float = math.inf, low_excluded: bool = False
-) -> None:
-    """Raise BadInputError unless `value` is a finite number within its limits."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not abs(value) <= sys.float_info.max  # NaN, or an int beyond the range of float
-    ):
-        raise BadInputError(f"{name} is {shown(value)}; it must be a number")
-    if value < low or value > high or (low_excluded and value == low):
-        above = f"above {low:g}" if low_excluded else f"at least {low:g}"
-        limit = "" if high == math.inf else f" and at most {high:g}"
-        raise BadInputError(f"{name} is {value:g}; it must be {above}{limit}")
-
-
-def shown(value: object) -> str:
-    """Return a value as text for a message, at most 80 characters."""
-    try:
-        return f"{value!r:.80}"
-    except ValueError:  # Python prints no integer of more than 4,300 digits
-        return "a number of thousands of digits"
-
-
 DEFAULT_BEAM_SHAPE = BeamShape(2, 4)
 """For `verify` without a drafter: 7 nodes. Metal's attention leaves its vector kernel above 8 query
 rows, or above 32 / G where G query heads share a key head; its products leave theirs at 6 to 33
@@ -276,12 +234,6 @@ query rows, depending on chip and weights."""
 
 PLAIN = BeamShape(1, 1)
 """Plain decoding as a shape: the root alone."""
-
-
-def check_quantize(bits: int | None, name: str = "quantize") -> None:
-    """Raise BadInputError, naming the option, unless numbers can be quantised to these bits."""
-    if bits is not None and (isinstance(bits, bool) or bits not in (4, 8)):
-        raise BadInputError(f"{name} is {bits!r}; it must be 4 or 8 bits")
 
 
 @dataclass(frozen=True)
@@ -309,9 +261,3 @@ class KVQuantization:
 
 WHOLE = KVQuantization()
 """Keys and values are kept as they are."""
-
-
-def check_drafter_bits(bits: int | None, name: str = "drafter_bits") -> None:
-    """Raise BadInputError, naming the option, unless a drafter's weights can have these bits."""
-    if bits is not None and (isinstance(bits, bool) or bits not in (4, 8, 16)):
-        raise BadInputError(f"{name} is {bits!r}; it must be 4, 8 or, as stored, 16 bits")

@@ -15,7 +15,8 @@ from redrafter_mlx.bench.measure.methods import BASELINE, Method
 from redrafter_mlx.bench.measure.packing import Prefixes
 from redrafter_mlx.bench.measure.questions import Question
 from redrafter_mlx.bench.measure.runner import Run, Runner
-from redrafter_mlx.config import AcceptMethod, check_int, check_number
+from redrafter_mlx.checks import check_int, check_number
+from redrafter_mlx.config import AcceptMethod
 from redrafter_mlx.errors import BadInputError
 
 

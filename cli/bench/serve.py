@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from redrafter_mlx.bench.measure.load_client import Load, Server, ask, measure_in_turn
 from redrafter_mlx.bench.options import MOST_AT_ONCE
+from redrafter_mlx.checks import check_number
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.flag import Flag
 from redrafter_mlx.cli.progress import describe_count, progress_bars
 from redrafter_mlx.cli.terminal import StopKey, console
-from redrafter_mlx.config import MAX_TEMPERATURE, check_number
+from redrafter_mlx.config import MAX_TEMPERATURE
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.busy_machine import BusyMachine
 from redrafter_mlx.runtime.ranges import parse_integers

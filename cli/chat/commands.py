@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from redrafter_mlx.checks import refuse_unknown_keys
 from redrafter_mlx.cli.numbers import whole_number
 from redrafter_mlx.cli.options import GENERATION
 from redrafter_mlx.cli.terminal import check_text
-from redrafter_mlx.config import GenerationOptions, refuse_unknown_keys
+from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.errors import BadInputError, DamagedFileError, meant
 from redrafter_mlx.runtime.atomic_write import write_private_text
 from redrafter_mlx.runtime.json_file import read_object, to_json

@@ -13,12 +13,12 @@ from typing import Annotated
 
 import typer
 
+from redrafter_mlx.checks import check_int
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.launch.agents import AGENTS, KEY_VARIABLE, Served, Start, agent_named
 from redrafter_mlx.cli.launch.server import served
 from redrafter_mlx.cli.serve import API_KEY, SERVING
 from redrafter_mlx.cli.terminal import Terminal
-from redrafter_mlx.config import check_int
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.words import option_name
 

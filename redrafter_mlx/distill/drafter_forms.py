@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
-from redrafter_mlx.config import check_int, shown
+from redrafter_mlx.checks import check_int, shown
 from redrafter_mlx.drafting.recurrent_config import MAX_SIZE, DrafterConfig, FirstState, Head
 from redrafter_mlx.errors import BadInputError
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from redrafter_mlx.config import check_int, check_number, refuse_unknown_keys
+from redrafter_mlx.checks import check_int, check_number, refuse_unknown_keys
 from redrafter_mlx.distill.checked_arrays import digest_of
 from redrafter_mlx.distill.corpus.shards import naming_damage
 from redrafter_mlx.distill.job import TrainingJob

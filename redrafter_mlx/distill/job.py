@@ -6,7 +6,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from redrafter_mlx.config import DType, check_choice, check_int
+from redrafter_mlx.checks import check_choice, check_int
+from redrafter_mlx.config import DType
 from redrafter_mlx.distill.drafter_forms import DrafterForm, RecurrentForm
 from redrafter_mlx.distill.options import Labels, TrainOptions, WritingOptions
 from redrafter_mlx.errors import BadInputError

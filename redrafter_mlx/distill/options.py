@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from redrafter_mlx.config import MAX_BEAM_LENGTH, check_choice, check_int, check_number
+from redrafter_mlx.checks import check_choice, check_int, check_number
+from redrafter_mlx.config import MAX_BEAM_LENGTH
 from redrafter_mlx.errors import BadInputError
 
 Labels = Literal["target", "data"]

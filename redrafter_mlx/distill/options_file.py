@@ -20,7 +20,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from redrafter_mlx.config import refuse_unknown_keys, shown
+from redrafter_mlx.checks import refuse_unknown_keys, shown
 from redrafter_mlx.distill.drafter_forms import DEFAULT_FORM, DrafterForm, form_named
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import OPENINGS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Literal, cast
 
-from redrafter_mlx.config import check_choice, shown
+from redrafter_mlx.checks import check_choice, shown
 from redrafter_mlx.errors import BadInputError
 
 RecipeName = Literal["paper", "speculators"]

@@ -7,13 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from redrafter_mlx.config import (
-    MAX_BEAM_LENGTH,
-    check_choice,
-    check_int,
-    refuse_unknown_keys,
-    shown,
-)
+from redrafter_mlx.checks import check_choice, check_int, refuse_unknown_keys, shown
+from redrafter_mlx.config import MAX_BEAM_LENGTH
 from redrafter_mlx.drafting.files.recognition import CONFIG, read_drafter_config
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 

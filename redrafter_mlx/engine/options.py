@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from redrafter_mlx.config import check_int
+from redrafter_mlx.checks import check_int
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.plain import make_plain
 

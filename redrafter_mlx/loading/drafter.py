@@ -13,7 +13,7 @@ from typing import cast
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.config import check_drafter_bits
+from redrafter_mlx.checks import check_drafter_bits
 from redrafter_mlx.drafting.checked import bound, check_drafter
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.draft_model import DraftModel

@@ -12,7 +12,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.config import DType, KVQuantization, check_choice, check_quantize
+from redrafter_mlx.checks import check_choice, check_quantize
+from redrafter_mlx.config import DType, KVQuantization
 from redrafter_mlx.cpu.door import check_allocation
 from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.distributed.mirror import Mirror, target_of

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from redrafter_mlx.config import check_choice, check_int, check_number
+from redrafter_mlx.checks import check_choice, check_int, check_number
 from redrafter_mlx.errors import BadInputError
 
 LogLevel = Literal["debug", "info", "warning", "error"]

@@ -19,13 +19,8 @@ from functools import cached_property
 
 import mlx.core as mx
 
-from redrafter_mlx.config import (
-    MAX_BEAM_LENGTH,
-    MAX_BEAM_WIDTH,
-    BeamShape,
-    GenerationOptions,
-    check_int,
-)
+from redrafter_mlx.checks import check_int
+from redrafter_mlx.config import MAX_BEAM_LENGTH, MAX_BEAM_WIDTH, BeamShape, GenerationOptions
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.beam_search import Kept, Levels, draft_log_probs, search, top_k
 from redrafter_mlx.speculation.beams import Beams

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from safetensors import SafetensorError, safe_open
 
-from redrafter_mlx.config import shown
+from redrafter_mlx.checks import shown
 from redrafter_mlx.errors import (
     DamagedFileError,
     ModelNotFoundError,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mlx.utils import tree_map
 
-from redrafter_mlx.config import check_int, check_number
+from redrafter_mlx.checks import check_int, check_number
 from redrafter_mlx.distill.corpus.examples import Examples, count_tokens
 from redrafter_mlx.distill.drafter_forms import RecurrentForm
 from redrafter_mlx.distill.forms.form import DRAFTS, Recipe, Student

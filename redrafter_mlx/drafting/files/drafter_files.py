@@ -20,7 +20,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from redrafter_mlx.config import shown
+from redrafter_mlx.checks import shown
 from redrafter_mlx.drafting.files.recognition import CONFIG, read_drafter_config
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError

@@ -17,7 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.config import check_int
+from redrafter_mlx.checks import check_int
 from redrafter_mlx.drafting.cached_levels import chain, memory_of
 from redrafter_mlx.drafting.draft_model import DraftModel, embeddable
 from redrafter_mlx.drafting.interface import Memory, Seen

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from redrafter_mlx.config import shown
+from redrafter_mlx.checks import shown
 from redrafter_mlx.drafting.files.drafter_files import DrafterFiles, check_pair
 from redrafter_mlx.drafting.files.recognition import CONFIG, OF_SPECULATORS
 from redrafter_mlx.drafting.published.network_config import (
