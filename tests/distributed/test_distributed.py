@@ -82,7 +82,7 @@ def started(model: str, size: int, tmp_path: Path, *extra: dict[str, str]) -> It
         process = subprocess.Popen(
             [sys.executable, str(SCRIPT), model, str(tmp_path)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": str(SCRIPT.parent), **named, **more},
+            env={**os.environ, **named, **more},
         )  # fmt: skip
         processes.append(process)
     try:
