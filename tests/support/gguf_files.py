@@ -30,7 +30,8 @@ class Case:
 
     types:   the file's types of matrices whose names contain a text; float32 for others
     renamed: parts of mlx-lm's names -> those that the `gguf` package knows
-    change:  what else the converter does to a parameter, by mlx-lm's name
+    change:  what else the converter does to a parameter, by mlx-lm's name; it may be cut in parts
+    read_as: mlx-lm's class that is loaded, if it is another one
     added:   what the file adds to norms
     pairs:   whether queries and keys are permuted for rotation of adjacent pairs
     kv_heads, units: number in each layer, if they differ
@@ -42,7 +43,8 @@ class Case:
     write: Callable[[Any], None] = lambda _: None
     types: tuple[tuple[str, Any], ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
-    change: Callable[[str, np.ndarray], np.ndarray] = lambda _, values: values
+    change: Callable[[str, np.ndarray], np.ndarray | dict[str, np.ndarray]] = lambda _, v: v
+    read_as: str = ""
     added: float = 0.0
     pairs: bool = False
     kv_heads: tuple[int, ...] = ()
@@ -101,15 +103,17 @@ def write_file(path: Path, case: Case) -> nn.Module:
             data = data.reshape(heads, 2, -1, data.shape[1]).swapaxes(1, 2).reshape(data.shape)
         if stem.endswith("norm"):
             data = data + np.float32(case.added)
-        found = names.get_name(stem)
-        assert found is not None, stem
-        data = np.ascontiguousarray(case.change(name, data))
+        changed = case.change(name, data)
         if "switch_glu.gate_proj" in name:  # Gemma 4's file has one tensor for gates and the rest
             gates = data
             continue
         if "switch_glu.up_proj" in name:
-            data = np.concatenate([gates, data], axis=-2)
-        writer.add_tensor(f"{found}.{part}".removesuffix("."), data, raw_dtype=kind)
+            changed = np.concatenate([gates, data], axis=-2)
+        for each, rows in (changed if isinstance(changed, dict) else {stem: changed}).items():
+            found = names.get_name(each)
+            assert found is not None, each
+            rows = np.ascontiguousarray(rows)
+            writer.add_tensor(f"{found}.{part}".removesuffix("."), rows, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

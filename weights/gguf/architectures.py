@@ -80,6 +80,7 @@ class Architecture:
     partial:     whether only a part of each head may be rotated
     pairs:       whether rows of queries and keys are permuted for rotation of adjacent pairs
     traditional: whether mlx-lm's class rotates adjacent pairs, if it is told to
+    tiled:       whether the first value heads of all key heads come first
     adds_one:    whether norms hold the one that mlx-lm's class adds
     wide:        whether activations exceed float16's range: arithmetic on a GPU is in bfloat16
     """
@@ -94,6 +95,7 @@ class Architecture:
     partial: bool = False
     pairs: bool = False
     traditional: bool = False
+    tiled: bool = False
     adds_one: bool = False
     wide: bool = False
 
@@ -142,12 +144,17 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen35": Architecture(
         "qwen3_5", {**_QWEN35, **_NETWORK},
         root="language_model.", settings=of.qwen3_5,
-        scalings=(), partial=True, wide=True,
+        scalings=(), partial=True, tiled=True, wide=True,
     ),
     "qwen35moe": Architecture(
         "qwen3_5_moe", {**_QWEN35, **_SPARSE, **_SHARED_GATED},
         root="language_model.", settings=of.qwen3_5,
-        scalings=(), partial=True, wide=True,
+        scalings=(), partial=True, tiled=True, wide=True,
+    ),
+    "qwen3next": Architecture(
+        "qwen3_5_moe",  # qwen3_next's class wants rows of two tensors, of any types, in turn
+        {**_QWEN35, "ssm_ba": "linear_attn.in_proj_ba", **_SPARSE, **_SHARED_GATED},
+        root="language_model.", settings=of.qwen3_5, scalings=(), partial=True, wide=True,
     ),
     "gemma": Architecture("gemma", _LLAMA, scalings=(), adds_one=True, wide=True),
     "gemma2": Architecture(

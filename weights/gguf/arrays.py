@@ -32,15 +32,15 @@ def as_in_mlx(
 ) -> dict[str, mx.array]:
     """Return the arrays as mlx-lm's class computes with them: see `Architecture`."""
     halved = architecture.pairs and not architecture.traditional
-    changes = {**_CHANGES, **(_PAIRS if halved else {})}
+    tables = [_CHANGES, _PAIRS if halved else {}, _TILED if architecture.tiled else {}]
     sizes = Sizes(config)
     changed: dict[str, mx.array] = {}
     for name, array in arrays.items():
         module = re.sub(r"^.*\blayers\.\d+\.|\.(weight|scales|biases|bias)$", "", name)
         if architecture.adds_one and module.endswith("norm"):
             array = array - 1
-        elif module in changes:
-            array = changes[module](array, sizes)
+        for change in [table[module] for table in tables if module in table]:
+            array = change(array, sizes)
         parts = parts_of(name)
         split = mx.split(array, len(parts), axis=-2) if len(parts) > 1 else [array]
         changed.update(zip(parts, split, strict=True))
@@ -48,11 +48,11 @@ def as_in_mlx(
 
 
 def parts_of(name: str) -> tuple[str, ...]:
-    """Return mlx-lm's names of what is one tensor in a file: gates of experts before their rest."""
-    fused = "experts.switch_glu.gate_up_proj"
-    if fused not in name:
-        return (name,)
-    return tuple(name.replace(fused, fused.replace("gate_up", part)) for part in ("gate", "up"))
+    """Return mlx-lm's names of what is one tensor in a file, in the order of its rows."""
+    for fused, parts in _FUSED.items():
+        if fused in name:
+            return tuple(name.replace(fused, part) for part in parts)
+    return (name,)
 
 
 def _halves(array: mx.array, heads: int) -> mx.array:
@@ -84,13 +84,25 @@ _PAIRS: Mapping[str, Change] = {
 _CHANGES: Mapping[str, Change] = {
     "conv.conv": lambda array, _: array if array.ndim == 1 else array[..., None],  # or its bias
     "mlp.shared_expert_gate": lambda array, _: array.reshape(1, -1),
-    "linear_attn.A_log": lambda array, sizes: _grouped((-array).log(), sizes),
-    "linear_attn.dt_bias": _grouped,
-    "linear_attn.in_proj_a": _grouped,
-    "linear_attn.in_proj_b": _grouped,
-    "linear_attn.in_proj_z": _grouped,
-    "linear_attn.in_proj_qkv": _grouped_values,
-    "linear_attn.conv1d": lambda array, sizes: _grouped_values(array, sizes)[..., None],
+    "linear_attn.A_log": lambda array, _: (-array).log(),
+    "linear_attn.conv1d": lambda array, _: array[..., None],
+    "linear_attn.in_proj_ba": lambda array, sizes: (
+        array.reshape(sizes["linear_num_key_heads"], 2, -1, array.shape[-1])
+        .swapaxes(0, 1)
+        .reshape(array.shape)
+    ),
+}
+_TILED: Mapping[str, Change] = {
+    **dict.fromkeys((f"linear_attn.{name}" for name in ("A_log", "dt_bias")), _grouped),
+    **dict.fromkeys((f"linear_attn.in_proj_{part}" for part in "abz"), _grouped),
+    **dict.fromkeys(("linear_attn.in_proj_qkv", "linear_attn.conv1d"), _grouped_values),
     "linear_attn.out_proj": lambda array, sizes: _grouped(array.T, sizes).T,
 }
-"""By mlx-lm's name of a module or a parameter of a layer."""
+"""Each by mlx-lm's name of a module or a parameter of a layer."""
+
+_FUSED = {
+    "experts.switch_glu.gate_up_proj": (
+        "experts.switch_glu.gate_proj", "experts.switch_glu.up_proj",
+    ),
+    "linear_attn.in_proj_ba": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
+}  # fmt: skip
