@@ -13,8 +13,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from redrafter_mlx.errors import UnsupportedModelError
+from redrafter_mlx.errors import RedrafterError, UnsupportedModelError
 from redrafter_mlx.loading.target import load_target
+from redrafter_mlx.weights.gguf.header import read_header
 from redrafter_mlx.weights.gguf.load import check_gguf
 from redrafter_mlx.weights.status import show_model
 
@@ -505,6 +506,27 @@ def test_no_size_is_claimed_where_layers_keep_more_than_keys(tmp_path: Path, nam
     path = tmp_path / "m.gguf"
     write_file(path, CASES[name])
     assert show_model(path).stored is None
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_changed_setting_escapes_as_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    path, refused = tmp_path / "m.gguf", 0
+    write_file(path, CASES[name])
+    header = read_header(path)
+    for key in [key for key in header.metadata if key.startswith(f"{CASES[name].name}.")]:
+        for value in (0, -1, 10**9, 0.0, "x", [], [0], [1] * 50):
+            changed = replace(header, metadata={**header.metadata, key: value})
+            monkeypatch.setattr(
+                "redrafter_mlx.weights.gguf.load.read_header", lambda _, h=changed: h
+            )
+            try:
+                check_gguf(path)
+            except RedrafterError as error:
+                refused += 1
+                assert "\n" not in str(error)  # noqa: PT017
+    assert refused > 20
 
 
 OTHERS = {*gguf.MODEL_ARCH_NAMES.values()} - {case.name for case in CASES.values()}

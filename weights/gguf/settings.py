@@ -250,7 +250,7 @@ def gemma4(keys: Keys) -> Mapping[str, object]:
         raise UnsupportedModelError(f"{keys.header.path}: heads with a window, rotated in part")
     windowed = _window_list(keys, 6)
     kinds = ["sliding_attention" if window else "full_attention" for window in windowed]
-    shared = keys.whole("attention.shared_kv_layers", 0)
+    shared = max(keys.whole("attention.shared_kv_layers", 0), 0)
     whole = [i for i in range(keys.layers - shared) if not windowed[i]]
     kv_heads = keys.each("attention.head_count_kv") or [keys.kv_heads] * keys.layers
     heads = dict(zip(windowed, kv_heads, strict=False))
