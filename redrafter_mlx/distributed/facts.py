@@ -17,5 +17,6 @@ def facts_of(source: TargetSource, drafter: object) -> Facts:
     return {
         "version": f"redrafter-mlx {__version__} with {libraries}",
         "model": f"{contents} in {source.dtype}, {source.bits} bits",
+        "keys and values": "as they are" if source.kv.kv_bits is None else str(source.kv),
         "drafter": str(drafter) if isinstance(drafter, str) else type(drafter).__name__,
     }
