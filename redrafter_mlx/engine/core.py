@@ -48,7 +48,8 @@ class EngineCore:
     ) -> None:
         """`lock` is the model's, which the scheduler takes for every round.
 
-        prepare: does a part of what waits for times without answers; returns the share that is done
+        prepare: does a part of what waits for times without answers, and takes that lock; returns
+          the share that is done
         """
         self._make_scheduler, self._lock, self._thread = make_scheduler, lock, thread
         self.scheduler = make_scheduler()
@@ -122,8 +123,7 @@ class EngineCore:
         if self._closed or not idle or self._part is None:
             return False
         try:
-            with self._lock:
-                share = self._part()
+            share = self._part()
         except Exception as error:
             LOG.warning("drafting is not prepared: %s: %s", type(error).__name__, error)
             share = 1.0

@@ -32,7 +32,7 @@ from redrafter_mlx.engine.thread import Cancels, Emit, Ended, EngineThread, List
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.learning.keeper import TextKeeper
 from redrafter_mlx.response import Response
-from redrafter_mlx.runtime.process import MLX_PROCESS
+from redrafter_mlx.runtime.process import MLX_PROCESS, ModelLock
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.source import TargetSource
 from redrafter_mlx.tuning.tuner import Tuner
@@ -76,7 +76,7 @@ class RequestEngine:
         thread: computes for other engines, too; by default this one has a thread of its own
         keeper: keeps the answers, for a drafter to learn from
         prepare: does a part of what is to be done while no answer runs, in the engine's thread, and
-          returns the share that is done
+          returns the share that is done; by default, the tuning times a few steps then
 
         Raises UnsupportedModelError or MismatchError if model and drafter do not fit together,
         and ForkedProcessError after a fork.
@@ -132,7 +132,12 @@ class RequestEngine:
             keeper,
             earlier,
         )
-        self.core = EngineCore(scheduler, self.target.lock, self.thread, prepare)
+        idle: Callable[[], float] | None = None
+        if prepare is not None:
+            idle = partial(_locked, self.target.lock, prepare)
+        elif mirror is None and self.tuning and not self.tuning.knows_steps:
+            idle = self.tuning.time_steps
+        self.core = EngineCore(scheduler, self.target.lock, self.thread, idle)
         weakref.finalize(self, self.core.close)
 
     @property
@@ -245,3 +250,8 @@ class RequestEngine:
 def _with_index(i: int, emit: Emit[tuple[int, Response]]) -> Emit[Response]:
     """Return what emits each response together with its prompt's index."""
     return lambda event: emit(event if isinstance(event, Ended) else (i, event))
+
+
+def _locked(lock: ModelLock, part: Callable[[], float]) -> float:
+    with lock:
+        return part()

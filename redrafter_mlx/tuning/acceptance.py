@@ -42,6 +42,10 @@ _FIRST_CHANCE = 0.6
 """Assumed acceptance rate of an unknown drafter's first draft; such drafters are worth a try
 (test_drafting_begins_again_when_it_pays_again)."""
 
+_BEGUN, _PROVEN = 1.5, 8.0
+"""Steps of evidence about a shape with which it is chosen while costs are assumed, and with which
+it is although the last draft was wrong (test_a_first_wrong_draft_does_not_begin_drafting)."""
+
 _RESCUE = 0.35
 """Share of the misses that one more beam is assumed to catch, times the narrower beams' own
 acceptance rate: a drafter whose first guesses are worthless has no better second ones
@@ -166,6 +170,12 @@ class AcceptanceStatistics:
         steps: Array = self._counts[2, width - 1, length - 2]
         return steps
 
+    def suffices(self, *, assumed: bool) -> NDArray[np.bool_]:
+        """Return [S], whether each shape can be chosen by its evidence, if costs are `assumed`."""
+        least = 1.0 if not assumed else _PROVEN if self._missed else _BEGUN
+        enough: NDArray[np.bool_] = self.steps() >= least
+        return enough
+
     def accepted_by_depth(self, shape: BeamShape) -> list[float]:
         """Return the chance that a draft of each depth is accepted, for a shape that is not cut."""
         of_width: list[float] = _reached(self.chances())[shape.width - 1].tolist()
@@ -176,7 +186,7 @@ class AcceptanceStatistics:
         other = AcceptanceStatistics(shapes)
         _, W, D = np.minimum(self._counts.shape, other._counts.shape)
         other._counts[:, :W, :D] = self._counts[:, :W, :D]
-        other.trust = self.trust
+        other.trust, other._missed = self.trust, self._missed
         other.biased = self.biased and self.biased.continued(shapes)
         return other
 

@@ -43,6 +43,10 @@ drafter are 2% (test_a_useless_drafter_costs_at_most_two_percent_wherever_it_was
 of any one while costs are assumed
 (test_no_answer_with_a_fresh_cache_is_slower_than_plain_decoding_by_over_three_percent)."""
 
+_SHORTEST = 16
+"""Tokens of an answer that pays a probe in advance, if it is known what that takes
+(test_a_first_answer_gains_three_quarters_of_what_later_ones_gain)."""
+
 _MAX_PROBES = 3
 """Maximum number of probes that the saved time can pay: one failed probe does not end a series
 (test_drafting_begins_again_when_it_pays_again)."""
@@ -81,7 +85,9 @@ class TunedPolicy:
         self._best = self._probed = 0  # indices of shapes
         self._pace = 1.0  # tokens per second of a sequence in steps of the best shape
         self._allowed = 0.0 if costs.assumed else math.inf  # seconds that probes may cost here
-        self._price = self._max_seconds = 0.0  # of a probe
+        self._drafts = False  # whether the last proposal does
+        self._prices = 0.0, 0.0  # of a probe after a plain step, and after a drafted one
+        self._max_seconds = 0.0  # of a probe
         # Unread ones, and the most seconds that they may take.
         self._probes: deque[tuple[BeamShape, float]] = deque(maxlen=_MAX_PROBES)
         # Of the step that is read, and of the next: sequences may end before theirs is verified.
@@ -97,10 +103,13 @@ class TunedPolicy:
         length, batch = max([one.committed for one in sequences]), len(sequences)
         if self._chosen_for != (batch, length.bit_length()):
             self._choose(length, batch)
-        if self._costs.times.plain_is_due(self._costs.rows[self._best]):
-            return self._proposals[0]
-        probes = self._probed != self._best and self._pays_probe()
-        return self._proposals[self._probed if probes else self._best]
+        number = self._best
+        if self._costs.times.plain_is_due(self._costs.rows[number]):
+            number = 0
+        elif self._probed != number and self._pays_probe():
+            number = self._probed
+        self._drafts = number > 0
+        return self._proposals[number]
 
     def revise(
         self, sequences: abc.Sequence[Sequence], drafted: abc.Sequence[Drafted]
@@ -173,7 +182,7 @@ class TunedPolicy:
         self._tokens[1:] = known.tokens()
         paces = self._tokens / costs.seconds
         trusted = paces / costs.doubts
-        trusted[1:][known.steps() < 1] = 0.0
+        trusted[1:][~known.suffices(assumed=costs.assumed)] = 0.0
         used = self._best if trusted[self._best] else 0
         trusted[used] = paces[used]
         best, promising = int(trusted.argmax()), int(paces.argmax())
@@ -182,22 +191,27 @@ class TunedPolicy:
         gains = paces[promising] > self._pace * (1 + _MARGIN)
         self._probed = promising if gains else self._best
         # Drafting may pay by now; what costs least is tried first where nothing is known.
-        if len(paces) > 1 and self._best == 0 and (not gains or costs.nothing_is_known):
+        new = costs.nothing_is_known or (costs.assumed and not (known.steps() >= 1).any())
+        if len(paces) > 1 and self._best == 0 and (not gains or new):
             self._probed = 1 + int(costs.seconds[1:].argmin())
             if not gains and self._corrections.saved == math.inf:
                 self._corrections.saved = 0.0  # a probe hardly pays
         self._max_seconds = costs.max_seconds(self._probed)
-        longer = self._max_seconds - float(costs.seconds[self._best])
-        self._price = max(longer, costs.host_builds if self._best == 0 else 0.0)
+        longer = max(self._max_seconds - float(costs.seconds[self._best]), 0.0)
+        # A draft among plain steps costs two turns: none while costs are assumed and drafts go on.
+        alone = max(longer, costs.host_builds if self._best == 0 else 0.0)
+        self._prices = alone, longer if costs.assumed else alone
 
     def _pays_probe(self) -> bool:
         """Pay for a probe of the promising shape, if enough time is saved for it."""
         used, corrections = float(self._tokens[self._best]) / self._pace, self._corrections
-        corrections.saved = min(corrections.saved + _SHARE * used, _MAX_PROBES * self._price)
+        price, ahead = self._prices[self._drafts], _SHORTEST * _MAX_LOSS * used
+        corrections.saved = min(corrections.saved + _SHARE * used, _MAX_PROBES * price)
         self._allowed += _MAX_LOSS * used
-        if min(corrections.saved, self._allowed) < self._price:
+        sure = price <= ahead and self._costs.doubts[self._probed] == 1
+        if min(corrections.saved, self._allowed + sure * ahead) < price:
             return False
-        self._pay(self._price)
+        self._pay(price)
         self._probes.append((self.shapes[self._probed], self._max_seconds))
         return True
 

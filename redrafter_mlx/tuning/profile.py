@@ -18,17 +18,15 @@ from typing import Literal
 import mlx.core as mx
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Drafter, Seen
-from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.beams import Beams
-from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 from redrafter_mlx.target_model.cache.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.tuning.cost import FEW_ROWS, LONG_CONTEXT, SHORT_CONTEXT, TIMED_STEPS, CostModel
 from redrafter_mlx.tuning.setup import Setup
+from redrafter_mlx.tuning.step_times import step_times
 
 Call = Callable[[], Sequence[mx.array]]
 
@@ -286,13 +284,5 @@ def step_seconds(decoder: Decoder) -> float:
 
     Single steps would not do: one that is read late makes the next one seem short.
     """
-    prompt = [(7 * i + 1) % decoder.target.vocab_size for i in range(SHORT_CONTEXT)]
-    read: list[float] = []
-
-    def finished(_: StepResult) -> bool:
-        read.append(time.perf_counter())
-        return len(read) == 2 * _ROUNDS + 2  # the prompt, and a first step that compiles
-
-    for _ in decode(decoder, decoder.new_cache(), 0, prompt, sequence_keys(0), finished):
-        pass
-    return min(b - a for a, b in zip(read[1:], read[1 + _ROUNDS :], strict=False)) / _ROUNDS
+    times = step_times(decoder, SHORT_CONTEXT, 2 * _ROUNDS)
+    return min([sum(times[i : i + _ROUNDS]) for i in range(_ROUNDS + 1)]) / _ROUNDS

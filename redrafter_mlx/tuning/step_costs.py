@@ -30,6 +30,7 @@ class StepCosts:
     seconds: [S] corrected, in the order of the shapes; plain decoding is the first
     doubts:  [S] factors by which they may take longer
     rows:    [S] query rows of each shape's trees
+    assumed: whether costs are
     nothing_is_known: whether costs are assumed, and no drafted step has shown what one takes
     """
 
@@ -39,6 +40,7 @@ class StepCosts:
         self.rows = [shape.nodes for shape in shapes]
         self.numbers = {shape: i for i, shape in enumerate(shapes)}
         self._shapes, self._costs, self._corrections = shapes, costs, corrections
+        self.assumed = costs.assumed
         self._context = self._batch = 0
         self._factors: dict[int, float] = {}  # that `seconds` are corrected by
 
@@ -56,11 +58,11 @@ class StepCosts:
         if changed or self.times.factors is not self._factors:
             known = self._factors = self.times.factors
             # Costs of one sequence that were measured are certain; those of batches are less so.
-            doubt = _DOUBT if batch > 1 or self._costs.assumed else 1.0
+            doubt = _DOUBT if batch > 1 or self.assumed else 1.0
             factors = [known.get(n, self.times.others) for n in self.rows]
             self.seconds: Array = self._predicted * factors
             self.doubts = np.array([1.0 if n in known else doubt for n in self.rows])
-            self.nothing_is_known = self._costs.assumed and bool((self.doubts[1:] > 1).all())
+            self.nothing_is_known = self.assumed and bool((self.doubts[1:] > 1).all())
 
     def max_seconds(self, number: int) -> float:
         """Return the most seconds that a step of a shape may take: it may have to be compiled."""
@@ -82,7 +84,7 @@ class StepCosts:
 
     def is_sure_of(self, nodes: int) -> bool:
         """Whether it is known what a step with so many nodes takes that is built after reading."""
-        return not self._costs.assumed or waited(nodes) in self.times.factors
+        return not self.assumed or waited(nodes) in self.times.factors
 
     def after_reading(self, nodes: int, width: int) -> float:
         """Return the predicted seconds of a step that is built after reading and drafts nothing."""
@@ -95,7 +97,7 @@ class StepCosts:
 
     def revised(self, nodes: int, width: int) -> float:
         """Return the most seconds of such a step, corrected."""
-        doubt = _DOUBT if self._costs.assumed else 1.0
+        doubt = _DOUBT if self.assumed else 1.0
         return self.after_reading(nodes, width) * self.times.factors.get(waited(nodes), doubt)
 
     def drafting(self, shape: BeamShape) -> float:

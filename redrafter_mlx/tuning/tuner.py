@@ -9,7 +9,8 @@ from weakref import WeakSet
 import mlx.nn as nn
 import numpy as np
 
-from redrafter_mlx.config import AcceptMethod, BeamShape
+from redrafter_mlx.config import PLAIN, AcceptMethod, BeamShape, SamplingParams
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import LEVEL_COST, Drafter
 from redrafter_mlx.errors import BusyError
 from redrafter_mlx.runtime.device import backend
@@ -21,14 +22,23 @@ from redrafter_mlx.tuning.cost import LENGTHS, WIDEST, CostModel, assumed_costs,
 from redrafter_mlx.tuning.policy import TunedPolicy
 from redrafter_mlx.tuning.profile import MAX_SPREAD, Profiler
 from redrafter_mlx.tuning.setup import setup_of
+from redrafter_mlx.tuning.step_times import step_times
 from redrafter_mlx.tuning.store import Record, record_file, save_record, saved_record
+
+SMALLEST = BeamShape(1, 2)
+"""The drafted shape whose steps cost least, which is tried first."""
+
+_SHORT_PROMPT, _TIMED = 8, 4
+"""Tokens after which steps of each of two shapes are timed, and their number: more than the three
+that a correction needs."""
 
 
 class Tuner:
     """Chooses beam shapes for one model and drafter.
 
     No answer waits for a measurement. Answers begin with costs that are assumed for this kind of
-    machine, and correct them by what their steps take; `measure` replaces them.
+    machine, and correct them by what their steps take, and a few that are timed while no answer
+    runs; `measure` replaces them.
 
     setup:  the setup that the costs hold for
     file:   where they are kept, with what answers have taught
@@ -40,7 +50,7 @@ class Tuner:
 
     def __init__(self, model: nn.Module, target: Target, drafter: Drafter | None) -> None:
         """Without a drafter, all drafts come from the host."""
-        self._target = target
+        self._target, self._drafter = target, drafter
         key = "lookup" if drafter is None else drafter.timing_key
         self.stores = key is not None
         self.setup = setup_of(model, target, key or "one of its own")
@@ -59,6 +69,7 @@ class Tuner:
             self._record = saved_record(self.setup, self._values)
         self.kept = self.measured
         self._profiler = Profiler(target, drafter, self.widest)
+        self._untimed = [SMALLEST, PLAIN]  # the last is the next
         self._running: WeakSet[TunedPolicy] = WeakSet()
         self._lock, self.measuring = threading.Lock(), threading.Lock()
         self._use_costs()
@@ -67,6 +78,29 @@ class Tuner:
     def measured(self) -> bool:
         """Whether costs have been measured, now or earlier."""
         return self._record.costs is not None
+
+    @property
+    def knows_steps(self) -> bool:
+        """Whether it is known what drafted steps of one sequence take, or none are chosen here."""
+        learned = len(self._record.corrections.of(1).factors) > 1
+        return not self.widest or not self.costs.assumed or learned
+
+    def time_steps(self) -> float:
+        """Time a few plain steps, or then a few of the smallest tree, and learn what they take.
+
+        Then the first answer need not save for a probe. Called in the engine's thread while no
+        answer runs; returns the share that is done.
+        """
+        if self.knows_steps or not self._untimed:
+            return 1.0
+        shape = self._untimed.pop()
+        decoder = Decoder(self._target, self._drafter, shape, SamplingParams())
+        seconds = step_times(decoder, _SHORT_PROMPT, _TIMED)
+        with self._lock:
+            times, predicted = self._record.corrections.of(1), self.costs.step(shape, 1)
+            for one in seconds:
+                times.learn(shape.nodes, predicted, one)
+        return 0.5 if self._untimed else 1.0
 
     def measure(self, done: Callable[[float], None] | None = None) -> None:
         """Measure all costs now, which takes some seconds; use and save them.

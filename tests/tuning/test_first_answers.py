@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 from simulated import SETUP, Taken, Text, machine, sequence
 
-from redrafter_mlx.config import PLAIN
+from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.decoding.proposal import Drafted
 from redrafter_mlx.drafting.untrained.ngram import Lookup, NgramIndex
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
@@ -38,6 +38,8 @@ MACHINES = {
 COMPILING = 0.6
 """Share of a plain step by which the first step with a number of query rows takes longer."""
 
+SMALLEST = BeamShape(1, 2)
+
 SEEDS = range(6)
 
 
@@ -49,14 +51,19 @@ def answers(
     number: int,
     seed: int,
     saved: float = math.inf,
+    timed: bool = False,
 ) -> list[list[Taken]]:
     """Return the steps of a process's first answers with at least so many tokens each.
 
-    `saved`: seconds that probes may cost at first.
+    saved: seconds that probes may cost at first
+    timed: whether some plain steps, and some of the smallest trees, were timed before
     """
     known, times = AcceptanceStatistics(candidates(assumed)), Corrections()
     times.saved = saved
     compiled, taken = {PLAIN.nodes}, list[list[Taken]]()
+    for shape in (PLAIN,) * 4 + (SMALLEST,) * 4 if timed else ():
+        compiled.add(shape.nodes)
+        times.of(1).learn(shape.nodes, assumed.step(shape, 128), true.step(shape, 128))
     for i in range(number):
         policy = TunedPolicy(assumed, known, times)
         text, row, unread = Text(skill, 1000 * seed + i), sequence(), []
@@ -90,7 +97,7 @@ def dearer(costs: CostModel, factor: float) -> CostModel:
 
 @cache
 def speedups(
-    name: str, skill: float, factor: float, tokens: int, number: int
+    name: str, skill: float, factor: float, tokens: int, number: int, timed: bool = False
 ) -> tuple[list[float], list[float]]:
     """Return the speed of each of the first answers, and of all up to it, relative to plain steps.
 
@@ -101,7 +108,8 @@ def speedups(
     each, together = [0.0] * number, [0.0] * number
     for seed in SEEDS:
         all_tokens = all_seconds = 0.0
-        for i, steps in enumerate(answers(assumed, true, skill, tokens, number, seed)):
+        taken = answers(assumed, true, skill, tokens, number, seed, timed=timed)
+        for i, steps in enumerate(taken):
             made, seconds = sum(s.tokens for s in steps), sum(s.seconds for s in steps)
             all_tokens, all_seconds = all_tokens + made, all_seconds + seconds
             each[i] += made * plain / seconds / len(SEEDS)
@@ -112,13 +120,31 @@ def speedups(
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize("factor", [1 / 1.5, 1.0, 1.5])
 @pytest.mark.parametrize("skill", [0.0, 0.3, 0.55, 0.9])
+@pytest.mark.parametrize("timed", [False, True])
 def test_no_answer_with_a_fresh_cache_is_slower_than_plain_decoding_by_over_three_percent(
-    name: str, skill: float, factor: float
+    name: str, skill: float, factor: float, timed: bool
 ) -> None:
     """Whatever the drafter is worth, and with drafts that cost up to 1.5 times what is assumed."""
     for tokens, number in ((16, 10), (32, 5), (60, 3), (100, 2)):
-        each, _ = speedups(name, skill, factor, tokens, number)
+        each, _ = speedups(name, skill, factor, tokens, number, timed)
         assert min(each) > 0.97, tokens
+
+
+@pytest.mark.parametrize("name", ["cpu", "two cores"])
+def test_a_first_answer_gains_three_quarters_of_what_later_ones_gain(name: str) -> None:
+    """Where warming up has timed the smallest tree, and a larger one gains little more."""
+    each, _ = speedups(name, 0.9, 1.0, 120, 8, timed=True)
+    assert each[0] - 1 > 0.75 * (each[-1] - 1)
+    assert speedups(name, 0.9, 1.0, 25, 1, timed=True)[0][0] > 1.25
+    assert speedups(name, 0.9, 1.0, 25, 1)[0][0] < 1.01, "it first saves for a probe"
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_first_wrong_draft_does_not_begin_drafting(name: str) -> None:
+    """What is expected of a drafter before anything is known of it is no reason to go on."""
+    assumed, true = MACHINES[name]
+    (steps,) = answers(assumed, true, 0.0, 16, 1, 0, timed=True)
+    assert 1 <= sum(step.shape != PLAIN for step in steps) <= 3
 
 
 @pytest.mark.parametrize("name", MACHINES)

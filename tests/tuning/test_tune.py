@@ -16,6 +16,7 @@ import pytest
 from simulated import SETUP, machine, step_result
 from tiny import byte_model, byte_tokenizer, random_drafter, random_model
 from tune_runs import CHEAP, PROMPT, Bench, bench, model, oracle, shell  # noqa: F401
+from waiting import wait_for
 
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.cli.generate import print_answer
@@ -113,6 +114,21 @@ def test_the_first_token_takes_as_many_target_calls_as_without_drafts(
     assert bench.asked == 0
     plain = calls_before_the_first_token(model, draft=False)
     assert calls_before_the_first_token(model, draft=True) <= 1.2 * plain
+
+
+def test_steps_are_timed_while_no_answer_runs(
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a first answer that begins later need not save for a probe."""
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
+    monkeypatch.setattr("redrafter_mlx.tuning.tuner.saved_record", saved_record)
+    redrafter = drafted(model)
+    tuning = redrafter.tuning
+    assert tuning is not None
+    assert not tuning.knows_steps
+    text = redrafter.generate(PROMPT, max_tokens=4).token_ids
+    wait_for(lambda: tuning.knows_steps)
+    assert redrafter.generate(PROMPT, max_tokens=4).token_ids == text
 
 
 def time_calls_by(
