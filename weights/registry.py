@@ -54,10 +54,16 @@ class Registered:
 
 
 def _community(
-    name: str, model: str, licence: str, shape: ModelSize, context: int, description: str
+    name: str,
+    repo: str,
+    licence: str,
+    shape: ModelSize,
+    context: int,
+    description: str,
+    size: int | None = None,
 ) -> Registered:
-    """Return the entry of a 4-bit mlx-community repository, whose size follows from its shape."""
-    size, repo = shape.weight_bytes(4), f"mlx-community/{model}-4bit"
+    """Return the entry of a 4-bit mlx-community repository; its size follows from its shape."""
+    size, repo = size or shape.weight_bytes(4), f"mlx-community/{repo}"
     return Registered(name, repo, "main", licence, size, f"{description}, 4-bit", shape, context, 4)
 
 
@@ -179,21 +185,13 @@ REGISTRY: dict[str, Registered] = {
             ),
         ),
         *(
-            Registered(
-                name=name,
-                repo=f"mlx-community/{model}",
-                revision="main",
-                licence=licence,
-                size=round(gigabytes * _GB),
-                description=f"{description}, 4-bit",
-                shape=shape,
-                context=context,
-                bits=4,
-            )
-            for name, model, licence, gigabytes, context, shape, description in _MIXED
+            _community(name, repo, licence, shape, context, description, round(gigabytes * _GB))
+            for name, repo, licence, gigabytes, context, shape, description in _MIXED
         ),
         *(
-            _community(name, model, licence, ModelSize(*shape, tied=tied), context, description)
+            _community(
+                name, f"{model}-4bit", licence, ModelSize(*shape, tied=tied), context, description
+            )
             for name, model, licence, shape, tied, context, description in _COMMUNITY
         ),
         *(

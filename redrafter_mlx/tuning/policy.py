@@ -156,8 +156,8 @@ class TunedPolicy:
             biased, from_host = biased + one.biased, from_host or step.from_host
             if step.shape.length > 1 and not step.from_host:
                 drafts.setdefault(one.biased, []).append(step)
-        most_biased = 2 * biased > len(sequences)
-        changed, self._biased = most_biased != self._biased, most_biased
+        majority = 2 * biased > len(sequences)
+        changed, self._biased = majority != self._biased, majority
         learn = self._learn_continuations if from_host else self._learn_drafts
         changed |= learn(sequences, steps) or bool(drafts)
         for of, drafted in drafts.items():

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import mlx.core as mx
 import numpy as np
-from eagle_samples import HEADS, INNER, KV_HEADS, LAYERS, VOCAB, Tensors
+from eagle_samples import HEADS, INNER, KV_HEADS, LAYERS, VOCAB, Tensors, write_folder
 from tiny import HIDDEN
 
 from redrafter_mlx.drafting.files.forms import DrafterFolder
@@ -234,15 +232,7 @@ def write_files(folder: Path, sample: Sample, tensors: Tensors) -> Path:
         top |= {"draft_vocab_size": sample.outputs, "transformer_layer_config": of_layers}
     else:
         top = of_layers | top
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(top))
-    arrays = {
-        sample.prefix + name: mx.array(tensor, mx.float32) if tensor.dtype == np.float64
-        else mx.array(tensor)
-        for name, tensor in tensors.items()
-    }  # fmt: skip
-    mx.save_safetensors(str(folder / "model.safetensors"), arrays)
-    return folder
+    return write_folder(folder, top, {sample.prefix + name: a for name, a in tensors.items()})
 
 
 @dataclass

@@ -196,12 +196,18 @@ def write_files(folder: Path, sample: Sample, tensors: Tensors) -> Path:
         top["transformer_layer_config"] = of_layer
     else:
         top |= of_layer
+    named = {name.replace("layers.0.", sample.prefix): a for name, a in tensors.items()}
+    return write_folder(folder, top, named)
+
+
+def write_folder(folder: Path, config: Mapping[str, object], tensors: Tensors) -> Path:
+    """Write a drafter's configuration and tensors, those in float64 as float32; return `folder`."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(top))
-    arrays = {}
-    for name, tensor in tensors.items():
-        array = mx.array(tensor) if tensor.dtype != np.float64 else mx.array(tensor, mx.float32)
-        arrays[name.replace("layers.0.", sample.prefix)] = array
+    (folder / "config.json").write_text(json.dumps(config))
+    arrays = {
+        name: mx.array(tensor, mx.float32) if tensor.dtype == np.float64 else mx.array(tensor)
+        for name, tensor in tensors.items()
+    }
     mx.save_safetensors(str(folder / "model.safetensors"), arrays)
     return folder
 
