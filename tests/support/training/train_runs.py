@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import mlx.nn as nn
 import pytest
@@ -14,6 +17,9 @@ from tiny import (
     byte_tokenizer,
     random_model,
 )
+
+from redrafter_mlx.cli import main
+from redrafter_mlx.distill.report.metrics import read_metrics
 
 Keys = dict[str, dict[str, object]]
 
@@ -27,16 +33,22 @@ SMALL: Keys = {
 """Options of a run of a few seconds: four blocks of prompts, one of them held out."""
 
 
-def save_folder(path: Path, kind: str = "llama", model: nn.Module | None = None) -> Path:
+def save_folder(
+    path: Path,
+    kind: str = "llama",
+    model: nn.Module | None = None,
+    tokenizer: TokenizerWrapper | None = None,
+) -> Path:
     """Write a tiny model's folder as `mlx_lm.convert` does."""
     if model is None:
         model = random_model(kind, vocab_size=258) if kind != "llama" else byte_model()
+    words = (tokenizer or byte_tokenizer())._tokenizer
     path.mkdir()
     save_model(path, model)
-    config = {**vars(model.args), "eos_token_id": 256}
+    config = {**vars(model.args), "eos_token_id": words.eos_token_id}
     plain = {k: v for k, v in config.items() if isinstance(v, (int, float, str, bool, dict))}
     (path / "config.json").write_text(json.dumps(plain))
-    byte_tokenizer()._tokenizer.save_pretrained(path)
+    words.save_pretrained(path)
     return path
 
 
@@ -80,6 +92,64 @@ def arguments(model: Path, prompts: Path, output: Path, keys: Keys | None = None
 def unwrapped(captured: str) -> str:
     """Return captured text on one line, independent of its wrapping."""
     return " ".join(captured.split())
+
+
+class Shown(NamedTuple):
+    """What a command printed."""
+
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """`redrafter-mlx train` for a model on a file of prompts, with SMALL and further options."""
+
+    model: Path
+    prompts: Path
+    captured: pytest.CaptureFixture[str]
+
+    def run(self, output: Path, *more: str, keys: Keys | None = None) -> Shown:
+        """Return what a run prints that ends well."""
+        assert main.run([*arguments(self.model, self.prompts, output, keys), *more]) == 0
+        return Shown(*self.captured.readouterr())
+
+    def refused(self, output: Path, *more: str, keys: Keys | None = None) -> str:
+        """Return the error of a run that is refused, on one line."""
+        assert main.run([*arguments(self.model, self.prompts, output, keys), *more]) == 1
+        return unwrapped(self.captured.readouterr().err)
+
+
+@pytest.fixture
+def train(model: Path, prompts: Path, capsys: pytest.CaptureFixture[str]) -> TrainCommand:
+    return TrainCommand(model, prompts, capsys)
+
+
+@dataclass(frozen=True)
+class Disk:
+    """The disk as training sees it, of a size that a test sets."""
+
+    monkeypatch: pytest.MonkeyPatch
+
+    def has(self, nbytes: float) -> None:
+        """Let so many bytes be free beside those that training never uses."""
+        free = SimpleNamespace(free=100_000_000 + nbytes)
+        self.monkeypatch.setattr("redrafter_mlx.runtime.paths.shutil.disk_usage", lambda _: free)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+def losses(folder: Path) -> list[float]:
+    """Return the loss of each step that a run's log holds."""
+    return [record["loss"] for record in read_metrics(folder) if record["event"] == "step"]
+
+
+def steps_logged(folder: Path) -> list[int]:
+    """Return the number of each step that a run's log holds."""
+    return [record["step"] for record in read_metrics(folder) if record["event"] == "step"]
 
 
 def refuse_system_messages(tokenizer: TokenizerWrapper) -> None:
