@@ -82,9 +82,11 @@ def command(
         prompts = [prompt_tokens(loaded.tokenizer, q.text, raw, V) for q in chosen]
         eos = set(loaded.tokenizer.eos_token_ids)
         answers = answer_questions(target, prompts, eos, generation.max_tokens)
+    categories = [question.category for question in chosen]
+    measured = quality_on(named, target, answers, shapes, categories)
     with progress_bars(count(len(named), "drafter"), describe_count) as progress:
         found: list[Measured] = []
-        for one in zip(quality_on(named, target, answers, shapes), sizes, trained, strict=True):
+        for one in zip(measured, sizes, trained, strict=True):
             found.append(one)
             progress("measured", len(found), len(named))
     result = {
@@ -116,5 +118,12 @@ def describe(found: list[Measured], questions: int) -> str:
             f"  {width:5d}   {per_step:11.2f}   {one.draft_seconds[width] * 1e3:12.1f} ms   "
             + " ".join(f"{x:.0%}" for x in quality.accepted[width])
             for width, per_step in quality.tokens_per_step.items()
+        ]
+        if one.by_category:
+            widths = "  ".join(f"{width:5d}" for width in quality.tokens_per_step)
+            lines.append(f"  tokens/step at width  {widths}")
+        lines += [
+            f"    {one_line(category):<18}  " + "  ".join(f"{x:5.2f}" for x in there.values())
+            for category, there in one.by_category.items()
         ]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Public sets of questions by name: MT-Bench and Spec-Bench, fetched on first use."""
+"""Public sets of questions by name: MT-Bench and Spec-Bench are fetched on first use."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from redrafter_mlx.bench.measure.questions import Question, read_questions
+from redrafter_mlx.distill.corpus.prompts.speed_bench import PREPARE
 from redrafter_mlx.errors import BadInputError, DownloadError
 from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.runtime.paths import cache_dir
@@ -39,8 +40,10 @@ class QuestionSet(NamedTuple):
 def questions_of(source: str, *, offline: bool = False) -> list[Question]:
     """Return the questions of a public set, or of a file.
 
-    A file in the current folder has precedence over a set of the same name. Raises BadInputError
-    for a file without questions, DownloadError for a set that cannot be fetched.
+    A file in the current folder has precedence over a set of the same name.
+
+    Raises BadInputError for a file without questions, and for SPEED-Bench; DownloadError for a set
+    that cannot be fetched.
     """
     if Path(source).exists():
         return read_questions(source)
@@ -98,6 +101,13 @@ def _spec_bench(offline: bool) -> Path:
     return path
 
 
+def _speed_bench(_: bool) -> Path:
+    raise BadInputError(
+        "SPEED-Bench cannot be fetched by name: its published files have placeholders for texts "
+        f"that others license; {PREPARE}"
+    )
+
+
 _REMEDY = "download its questions by hand and give them with --questions FILE"
 
 
@@ -115,4 +125,5 @@ def _unreachable(what: str, error: Exception) -> DownloadError:
 QUESTION_SETS: Mapping[str, QuestionSet] = {
     "mt-bench": QuestionSet("MT-Bench", _mt_bench),
     "spec-bench": QuestionSet("Spec-Bench", _spec_bench),
+    "speed-bench": QuestionSet("SPEED-Bench", _speed_bench),
 }

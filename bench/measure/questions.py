@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 
 from redrafter_mlx.distill.corpus.prompts.conversations import conversation_of, read_rows
+from redrafter_mlx.distill.corpus.prompts.speed_bench import check_prepared
 from redrafter_mlx.errors import BadInputError
 
 WHOLE = "all"
@@ -65,11 +66,13 @@ OWN_QUESTIONS = (
 def read_questions(path: str | Path) -> list[Question]:
     """Read a file of questions, in the formats of `conversation_of`, or plain lines.
 
-    Raises BadInputError naming the file and the line, or the element of a JSON array.
+    Raises BadInputError naming the file and the line, or the element of a JSON array; and naming
+    the file if it has SPEED-Bench's placeholder.
     """
     found = [*filter(None, (_question(where, row) for where, row in read_rows(path)))]
     if not found:
         raise BadInputError(f"{path} holds no question")
+    check_prepared(path, (question.turns for question in found))
     return found
 
 

@@ -3,19 +3,42 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from bench_runs import QUICK, loader, refusal  # noqa: F401
 
 from redrafter_mlx.bench import BenchOptions
 from redrafter_mlx.bench.measure import question_sets
 from redrafter_mlx.bench.measure.question_sets import MT_BENCH, SPEC_BENCH, questions_of
 from redrafter_mlx.bench.measure.questions import Question
+from redrafter_mlx.cli import main
 from redrafter_mlx.errors import BadInputError, DownloadError
 
 LINE = '{"question_id": 81, "category": "writing", "turns": ["Compose", "Rewrite"]}\n'
 ASKED = Question("Compose", "writing", 81, ("Rewrite",))
+
+
+PREPARING = (
+    "prepare_data.py --dataset speed --config qualitative", "NVIDIA/Model-Optimizer",
+    'to_json(..., orient="records", lines=True)', "docs/guides/measuring.md",
+)  # fmt: skip
+"""How SPEED-Bench is prepared."""
+
+
+def speed_bench(file: Path, **turns: list[str]) -> Path:
+    """Write questions by category, as pandas writes SPEED-Bench's Parquet files as JSON lines."""
+    rows = [
+        {
+            "question_id": f"{i:032x}", "category": category, "sub_category": "", "turns": asked,
+            "source": "hf", "src_id": f"{i}", "difficulty": "easy", "multiturn": len(asked) > 1,
+        }
+        for i, (category, asked) in enumerate(turns.items())
+    ]  # fmt: skip
+    file.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return file
 
 
 @dataclass
@@ -119,5 +142,55 @@ def test_a_file_has_precedence_over_a_set_of_its_name_and_several_add_up(
 
 
 def test_a_name_of_no_file_and_no_set_is_refused_with_the_sets() -> None:
-    with pytest.raises(BadInputError, match=r"speed-bench, which is no file.*mt-bench, spec-bench"):
-        questions_of("speed-bench")
+    with pytest.raises(BadInputError, match=r"my-bench, which is no file.*mt-bench, spec-bench"):
+        questions_of("my-bench")
+
+
+def test_speed_bench_by_name_is_refused_with_the_way_to_prepare_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = refusal(capsys, "--questions", "speed-bench")
+    assert "cannot be fetched" in error
+    assert all(part in error for part in PREPARING)
+
+
+def test_placeholders_of_speed_bench_are_counted_and_never_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+    file = speed_bench(
+        tmp_path / "speed.jsonl",
+        coding=["Sort a list."], math=[gone], qa=[f"{gone}\n\nSum up: {{article}}"],
+        roleplay=["Be a king.", gone],
+    )  # fmt: skip
+    error = refusal(capsys, "--questions", str(file))
+    assert "speed.jsonl" in error
+    assert "3 questions" in error
+    assert all(part in error for part in PREPARING)
+
+
+def test_a_parquet_file_is_refused_with_the_way_to_convert_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "test.parquet").write_bytes(b"PAR1\x15\x04\xff\xfePAR1")
+    error = refusal(capsys, "--questions", str(tmp_path / "test.parquet"))
+    assert "test.parquet is a Parquet file" in error
+    assert all(part in error for part in PREPARING[2:])
+
+
+@pytest.mark.parametrize(
+    "categories", [("coding", "math"), ("low_entropy", "mixed", "high_entropy")]
+)
+def test_prepared_questions_of_speed_bench_are_measured_by_category(
+    categories: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The categories of its qualitative questions, or of those that measure throughput."""
+    asked = {category: [f"Say {category}.", "Again."] for category in categories}
+    file = speed_bench(tmp_path / "speed.jsonl", **asked)
+    given = ["bench", *QUICK[3:], "--questions", str(file)]
+    assert main.run([*given, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert {row["category"] for row in rows} == {"all", *categories}
+    assert main.run(given) == 0
+    table = capsys.readouterr().out.partition("By category")[2]
+    assert all(category in table for category in categories)

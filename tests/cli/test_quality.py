@@ -42,6 +42,40 @@ def test_quality_gives_the_steps_of_decoding(
     assert "right at position" in capsys.readouterr().out
 
 
+def test_quality_shows_tokens_per_step_by_the_questions_category(
+    train: TrainCommand, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of a category are the same as if its questions were asked alone."""
+    output = tmp_path / "drafter"
+    train.run(output)
+    rows = [
+        {"question_id": f"{i}", "category": category, "turns": [f"Is it {i}?"]}
+        for i, category in enumerate(["coding", "math", "coding", "math"])
+    ]
+
+    def quality(category: str | None) -> list[str]:
+        """Return the command on the questions of a category, or on all."""
+        file = tmp_path / f"{category}.jsonl"
+        asked = [row for row in rows if category in (None, row["category"])]
+        file.write_text("\n".join(map(json.dumps, asked)))
+        return ["quality", str(output), "--model", str(train.model), "--questions", str(file),
+                "--beam-width", "1,2", "--max-tokens", "24"]  # fmt: skip
+
+    def measured(category: str | None) -> dict[str, object]:
+        assert main.run([*quality(category), "--json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)["drafters"]
+        return row
+
+    by_category = measured(None)["by_category"]
+    alone = {name: measured(name) for name in ("coding", "math")}
+    assert by_category == {name: one["tokens_per_step"] for name, one in alone.items()}
+    assert alone["coding"]["by_category"] == {}
+    assert main.run(quality(None)) == 0
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [words[0] for words in shown[-2:]] == ["coding", "math"]
+    assert [len(words) for words in shown[-2:]] == [3, 3]
+
+
 def test_quality_of_a_drafter_that_is_not_there_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -329,7 +329,7 @@ def test_its_keys_are_not_stored_for_quality(model: nn.Module, tmp_path: Path) -
     target = Target(model)
     drafter = load(write_assistant(tmp_path / "d", random_assistant()), target)
     with pytest.raises(BadInputError, match="bench --drafter"):
-        [*quality_on({"d": drafter}, target, [], [])]
+        [*quality_on({"d": drafter}, target, [], [], [])]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ the tokens/step of decoding it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
@@ -44,10 +44,54 @@ class DraftQuality:
     accepted: Mapping[int, tuple[float, ...]]
 
 
+@dataclass(frozen=True)
+class DraftsAlong:
+    """A drafter's drafts after each of the M answer tokens of texts.
+
+    Shapes:
+      right:    [2, T], by depth: how often the target's token was the likeliest draft, or among
+                the five likeliest
+      asked:    [T], how many tokens there were
+      accepted: [M] for each beam shape, how many drafts the target would accept
+      text:     [M], index of the token's text
+    """
+
+    right: np.ndarray
+    asked: np.ndarray
+    accepted: Mapping[BeamShape, np.ndarray]
+    text: np.ndarray
+
+    def quality(self) -> DraftQuality:
+        """Return the quality on all texts."""
+        per_step: dict[int, float] = {}
+        accepted: dict[int, tuple[float, ...]] = {}
+        for shape, own in self.accepted.items():
+            steps = simulate_steps(own, self.text)
+            per_step[shape.width] = float((steps + 1).mean()) if len(steps) else 1.0
+            accepted[shape.width] = tuple(
+                float((steps >= n).mean()) if len(steps) else 0.0 for n in range(1, shape.length)
+            )
+        top1, top5 = (tuple(float(x) for x in row / self.asked) for row in self.right)
+        return DraftQuality(top1, top5, per_step, accepted)
+
+    def on(self, texts: Sequence[int]) -> Mapping[int, float]:
+        """Return tokens/step on some of the texts, by beam width."""
+        some = np.isin(self.text, texts)
+        own = {shape: accepted[some] for shape, accepted in self.accepted.items()}
+        return replace(self, accepted=own, text=self.text[some]).quality().tokens_per_step
+
+
 def measure_quality(
     drafter: LevelDrafter, texts: Sequence[Text], drafts: int, shapes: Sequence[BeamShape]
 ) -> DraftQuality:
-    """Measure the quality along the answers of `texts`, by depth up to `drafts` and by shape.
+    """Measure the quality along the answers of `texts`, as `draft_along` does."""
+    return draft_along(drafter, texts, drafts, shapes).quality()
+
+
+def draft_along(
+    drafter: LevelDrafter, texts: Sequence[Text], drafts: int, shapes: Sequence[BeamShape]
+) -> DraftsAlong:
+    """Draft along the answers of `texts`, by depth up to `drafts` and by shape.
 
     Drafts and shapes are limited to the length that the drafter can draft. Tokens outside the draft
     vocabulary are treated as wrong.
@@ -62,16 +106,8 @@ def measure_quality(
     right = np.sum([h[0] for h in hits], axis=0)  # [2, T]
     asked = np.maximum(np.sum([h[1] for h in hits], axis=0), 1)
     text = np.repeat(np.arange(len(texts)), [len(text.answer) for text in texts])
-    per_step: dict[int, float] = {}
-    accepted: dict[int, tuple[float, ...]] = {}
-    for shape, own in zip(shapes, zip(*lengths, strict=True), strict=True):
-        steps = simulate_steps(np.concatenate(own), text)
-        per_step[shape.width] = float((steps + 1).mean()) if len(steps) else 1.0
-        accepted[shape.width] = tuple(
-            float((steps >= n).mean()) if len(steps) else 0.0 for n in range(1, shape.length)
-        )
-    top1, top5 = (tuple(float(x) for x in row / asked) for row in right)
-    return DraftQuality(top1, top5, per_step, accepted)
+    accepted = [np.concatenate(own) for own in zip(*lengths, strict=True)]
+    return DraftsAlong(right, asked, dict(zip(shapes, accepted, strict=True)), text)
 
 
 @dataclass(frozen=True)

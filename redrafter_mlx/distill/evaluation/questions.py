@@ -17,7 +17,7 @@ from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.corpus.writing.generation import write_answers
-from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_quality, roots_along
+from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, draft_along, roots_along
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target_model.fingerprint import trainable_size
@@ -34,6 +34,7 @@ class DrafterQuality:
     parameters:     number of the drafter's own parameters, without those of a tied head
     draft_seconds:  time to draft for one step, by beam width; see `draft_seconds`
     beam_length:    tokens in its candidates, the root included: as asked for, or fewer if it cannot
+    by_category:    tokens/step by beam width of each category; empty unless there are several
     """
 
     name: str
@@ -41,6 +42,7 @@ class DrafterQuality:
     quality: DraftQuality
     draft_seconds: dict[int, float]
     beam_length: int
+    by_category: Mapping[str, Mapping[int, float]]
 
     def to_dict(self) -> dict[str, object]:
         """Return one flat object, for JSON."""
@@ -69,9 +71,11 @@ def quality_on(
     target: Target,
     answers: Sequence[Text],
     shapes: Sequence[BeamShape],
+    categories: Sequence[str],
 ) -> Iterator[DrafterQuality]:
     """Time the drafting of all drafters, then simulate decoding with one after the other.
 
+    categories: of each answer's question, "" for none
     Raises BadInputError for a drafter that attends to the target's keys, which are not stored.
     """
     for name, drafter in drafters.items():
@@ -80,14 +84,20 @@ def quality_on(
                 f"{name} attends to the target's own keys, which are not stored with the answers; "
                 f"measure it by `redrafter-mlx bench --drafter {name}`"
             )
+    named = [*dict.fromkeys(filter(None, categories))]
+    members = {
+        name: [i for i, category in enumerate(categories) if category == name]
+        for name in (named if len(named) > 1 else ())
+    }
     seconds = draft_seconds(list(drafters.values()), target, answers[0], shapes)
     for (name, drafter), timed in zip(drafters.items(), seconds, strict=True):
         read = _extras(drafter).compute(target, answers)
         drafts = max(shape.length for shape in shapes) - 1
-        quality = measure_quality(drafter, read, drafts, shapes)
+        along = draft_along(drafter, read, drafts, shapes)
+        by_category = {name: along.on(texts) for name, texts in members.items()}
         parameters = 0 if drafter.module is None else trainable_size(drafter.module)
         length = min(drafts + 1, drafter.max_length or drafts + 1)
-        yield DrafterQuality(name, parameters, quality, timed, length)
+        yield DrafterQuality(name, parameters, along.quality(), timed, length, by_category)
 
 
 def draft_seconds(

@@ -66,6 +66,32 @@ def test_conversations_too_few_to_hold_some_out_are_refused_before_anything_is_w
     assert not output.exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("test.parquet", b"PAR1\x15\x04\xff\xfePAR1", "is a Parquet file; write it as JSON lines"),
+        (
+            "speed.jsonl",
+            b'{"turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING '
+            b'SPECDEC_BENCH"]}',
+            "placeholder in 1 question",
+        ),
+    ],
+)
+@pytest.mark.parametrize("option", ["--prompts", "--data"])
+def test_files_of_question_sets_that_are_not_prepared_are_refused(
+    option: str, name: str, content: bytes, named: str, model: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / name).write_bytes(content)
+    given = ["train", "--model", str(model), "-o", str(tmp_path / "out")]
+    assert main.run([*given, option, str(tmp_path / name)]) == 1
+    (error,) = capsys.readouterr().err.splitlines()
+    assert name in error
+    assert named in error
+    assert not (tmp_path / "out").exists()
+
+
 def test_layers_that_the_target_lacks_are_refused_before_anything_is_written(
     train: TrainCommand, tmp_path: Path
 ) -> None:

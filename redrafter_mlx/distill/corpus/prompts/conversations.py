@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
+from redrafter_mlx.distill.corpus.prompts.speed_bench import JSON_LINES, check_prepared
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.regular_file import read_regular_text
 
@@ -59,7 +60,8 @@ def read_conversations(path: str | Path, unused: Counter[str] | None = None) -> 
     A row is used up to its first message that cannot be, such as a tool's.
 
     unused: counts the rows that are used in part or not at all, by reason
-    Raises BadInputError naming the file and the line, if it is not JSON or if no row can be used.
+    Raises BadInputError naming the file and the line, if it is not JSON or if no row can be used,
+    and naming the file if it has SPEED-Bench's placeholder.
     """
     found, first = [], None
     unused = Counter() if unused is None else unused
@@ -74,6 +76,7 @@ def read_conversations(path: str | Path, unused: Counter[str] | None = None) -> 
             unused[cut] += 1
     if not found:
         raise BadInputError(first or f"{path} holds no prompts")
+    check_prepared(path, (conversation.turns for conversation in found))
     return found
 
 
@@ -150,6 +153,8 @@ def read_rows(path: str | Path) -> list[tuple[str, object]]:
     except OSError as error:
         raise BadInputError(f"{path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
+        if Path(path).suffix.lower() == ".parquet":
+            raise BadInputError(f"{path} is a Parquet file; write it {JSON_LINES}") from None
         raise BadInputError(f"{path} is not UTF-8 text") from None
     # Only "\n" ends a line: JSON strings may hold the other separators.
     lines = [(f"{path}, line {n}", line) for n, line in enumerate(text.split("\n"), 1)]
