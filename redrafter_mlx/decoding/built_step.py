@@ -37,8 +37,7 @@ class BuiltStep(NamedTuple):
 
     def with_status(self, *any_of: Status) -> list[tuple[int, Sequence]]:
         """Return the sequences with one of these, each with its batch row."""
-        each = enumerate(self.sequences)
-        return [(b, s) for b, s in each if s is not None and s.status in any_of]
+        return [(b, s) for b, s in enumerate(self.sequences) if s and s.status in any_of]
 
     def going_on(self) -> list[tuple[int, Sequence]]:
         """Return the sequences that take the next step, each with its batch row."""
@@ -101,8 +100,9 @@ class BuiltStep(NamedTuple):
     def ended(self, drafter: Drafter | None) -> Ended:
         """Return the sequences that have ended, each with a cache for it alone."""
         ended: Ended = []
-        self._end_at_texts()
-        for b, sequence in self.with_status(Status.FINISHED):
+        if finished := self.with_status(Status.FINISHED):
+            self._end_at_texts(finished)
+        for b, sequence in finished:
             cache = self.state.cache
             if len(self.sequences) > 1:
                 cache = cache.take([b], round_up(sequence.committed, SPARE_STEP), drafter)
@@ -110,13 +110,13 @@ class BuiltStep(NamedTuple):
             ended.append((sequence, cache))
         return ended
 
-    def _end_at_texts(self) -> None:
+    def _end_at_texts(self, finished: abc.Sequence[tuple[int, Sequence]]) -> None:
         """Commit states no further than the texts that have ended, if they can be.
 
         Their sequences are told how many tokens the states have read.
         """
-        target, finished = self.state.cache.target, self.with_status(Status.FINISHED)
-        if target.forgetful and finished:
+        target = self.state.cache.target
+        if target.forgetful:
             most = [_UNLIMITED] * len(self.sequences)
             for b, sequence in finished:
                 most[b] = sequence.kept_length

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import mlx.core as mx
 
@@ -145,7 +146,7 @@ class Decoder:
             and self.sampling.method == "rejection"
         )
 
-    @property
+    @cached_property
     def _features(self) -> Features:
         return Features() if self.drafter is None else self.drafter.features
 

@@ -139,7 +139,7 @@ class Scheduler:
         """Start the prefill of answers for which there is room; return those that are refused."""
         self.memory.make_room(0, self.prefixes.cache)  # running answers have grown
         refused = []
-        while self.running < self._options.max_batch:
+        while self._waiting and self.running < self._options.max_batch:
             answer = next((one for one in self._waiting if not one.awaits_prefix), None)
             if answer is None:
                 break

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from dataclasses import dataclass
 
 import mlx.core as mx
 
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.response import Response, StepResult
+
+
+@dataclass(slots=True)
+class _Steps:
+    """The number of an answer's steps of one shape, and of the nodes that they verified."""
+
+    shape: BeamShape
+    count: int = 0
+    nodes: int = 0
 
 
 class Tally:
@@ -28,8 +37,9 @@ class Tally:
         self._steps = -1
         self._index = 0
         self._result: StepResult | None = None
-        self._shapes: Counter[BeamShape] = Counter()
-        self._nodes: Counter[BeamShape] = Counter()
+        self._plain = _Steps(PLAIN)
+        self._drafted: _Steps | None = None  # of the most frequent other shape
+        self._by_shape = {PLAIN: self._plain}
 
     def start(self, cached: int) -> None:
         """Start the clock: the prompt is read now, except for `cached` tokens."""
@@ -51,11 +61,18 @@ class Tally:
         self._now = time.perf_counter()
         self._steps += 1
         self._index, self._result = 0, result
-        if self._steps:
-            self._shapes[result.shape] += 1
-            self._nodes[result.shape] += result.nodes
-        else:
+        if self._steps == 0:
             self._first = self._now
+            return
+        of_shape = self._by_shape.get(result.shape)
+        if of_shape is None:
+            of_shape = self._by_shape[result.shape] = _Steps(result.shape)
+        of_shape.count += 1
+        of_shape.nodes += result.nodes
+        if of_shape is not self._plain and (
+            self._drafted is None or of_shape.count > self._drafted.count
+        ):
+            self._drafted = of_shape
 
     def response(self, text: str, finish_reason: str | None, stop: str | None) -> Response:
         """Build the response for the next token of the step that was counted last."""
@@ -64,7 +81,7 @@ class Tally:
         self._index += 1
         self.tokens += 1
         after_first = self.tokens - 1
-        usual = _usual(self._shapes) if self._shape_is_chosen else None
+        usual = self._usual()
         return Response(
             text=text,
             token=result.tokens[index],
@@ -78,17 +95,19 @@ class Tally:
             finish_reason=finish_reason,
             steps=steps,
             tokens_per_step=after_first / steps if steps else 1.0,
-            usual_shape=usual,
-            usual_nodes=None if usual is None else self._nodes[usual] / self._shapes[usual],
+            usual_shape=None if usual is None else usual.shape,
+            usual_nodes=None if usual is None else usual.nodes / usual.count,
             step=result,
             index=index,
             stop=stop,
         )
 
+    def _usual(self) -> _Steps | None:
+        """Return the plain steps if most were plain, else those of the most frequent other shape.
 
-def _usual(shapes: Counter[BeamShape]) -> BeamShape | None:
-    """Return PLAIN if most steps were plain, else the most frequent other shape."""
-    drafted = Counter({shape: n for shape, n in shapes.items() if shape != PLAIN})
-    if 2 * shapes[PLAIN] > shapes.total() or not drafted:
-        return PLAIN if shapes else None
-    return drafted.most_common(1)[0][0]
+        None if no shape is reported, or before the first step.
+        """
+        if not self._shape_is_chosen or self._steps <= 0:
+            return None
+        most_are_plain = 2 * self._plain.count > self._steps
+        return self._plain if self._drafted is None or most_are_plain else self._drafted

@@ -45,11 +45,14 @@ class _Match(NamedTuple):
 
 
 class _Text:
-    """A text with an index of its n-grams."""
+    """A text with an index of its n-grams.
+
+    latest: the latest end of each n-gram
+    """
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
         self.tokens = array("i")
-        self._latest: dict[tuple[int, ...], int] = {}  # the latest end of each n-gram
+        self.latest: dict[tuple[int, ...], int] = {}
         self._before = array("i")  # by position: where its n-gram ended before, or -1
         for token in tokens:
             self.append(token)
@@ -57,16 +60,13 @@ class _Text:
     def append(self, token: int) -> None:
         self.tokens.append(token)
         key, end = tuple(self.tokens[-_KEY:]), len(self.tokens) - 1
-        self._before.append(self._latest.get(key, -1))
-        self._latest[key] = end
-
-    def has(self, key: tuple[int, ...]) -> bool:
-        return key in self._latest
+        self._before.append(self.latest.get(key, -1))
+        self.latest[key] = end
 
     def ends(self, key: tuple[int, ...]) -> list[int]:
-        """Return where an n-gram ends that is followed by a token, the latest first."""
-        end = self._latest.get(key, -1)
-        if end == len(self.tokens) - 1 and end >= 0:
+        """Return where a known n-gram ends that is followed by a token, the latest first."""
+        end = self.latest[key]
+        if end == len(self.tokens) - 1:
             end = self._before[end]
         ends = list[int]()
         while end >= 0 and len(ends) < _MAX_ENDS:
@@ -148,7 +148,9 @@ class EarlierSource:
                 counts = self._store.counts(best.length)
                 counts[0] += best.after(1) == (token,)
                 counts[1] += 1
-            self.append([token])
+            self._text.append(token)
+            self._found = None
+        self._store.trim()
 
     def continuations(self, width: int, length: int) -> list[Continuation]:
         """Return up to `width` candidates of up to `length` drafts, the best first."""
@@ -162,21 +164,22 @@ class EarlierSource:
         return list(found.values())
 
     def next_continuation(self, length: int) -> Continuation | None:
-        matches, key = self._matches(), tuple(self._text.tokens[-_KEY:])
-        if not [text for text in self._others if text.has(key)]:
+        matches = self._matches()
+        if not self._others(tuple(self._text.tokens[-_KEY:])):
             return None
         matched = max([_SHORTEST, *[match.length + 1 for match in matches[:1]]])
         return _continuation((0,) * length, self._log_probs(matched, length), matched)
 
-    @property
-    def _others(self) -> list[_Text]:
-        return [text for text in self._store.texts if text is not self._text]
+    def _others(self, key: tuple[int, ...]) -> list[_Text]:
+        """Return the other texts that have an n-gram, the oldest first."""
+        texts = self._store.texts
+        return [text for text in texts if key in text.latest and text is not self._text]
 
     def _matches(self) -> list[_Match]:
         """Return the matches, the longest first; then those that go on as most of these do."""
         if self._found is None:
             key, found = tuple(self._text.tokens[-_KEY:]), list[_Match]()
-            for text in reversed(self._others):
+            for text in reversed(self._others(key)):
                 for end in text.ends(key):
                     length = self._matched(text, end)
                     if length >= _SHORTEST:

@@ -189,7 +189,7 @@ class NgramIndex:
         shortest = self._lookup.shortest
         before = self._last(shortest - 1)
         self.tokens.append(token)
-        self._key = (self._last(shortest - 1) << _TOKEN_BITS) | token
+        self._key = (before << _TOKEN_BITS) | token
         self._searched = False
         earlier, end = -1, len(self.tokens) - 1
         if end + 1 >= shortest:

@@ -82,7 +82,7 @@ class CacheLayers:
     @property
     def capacity(self) -> int:
         """T, the number of slots of each sequence."""
-        return max((layer.capacity for layer in self.attention), default=0)
+        return max([layer.capacity for layer in self.kinds], default=0)
 
     @property
     def nbytes(self) -> int:
