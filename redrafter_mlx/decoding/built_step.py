@@ -22,6 +22,8 @@ Ended = list[tuple[Sequence, SequenceCache]]
 
 _UNLIMITED = 2**30
 
+_GOING_ON = Status.RUNNING, Status.PREFILL
+
 
 class BuiltStep(NamedTuple):
     """A step of some sequences that is built, and perhaps submitted.
@@ -41,7 +43,7 @@ class BuiltStep(NamedTuple):
 
     def going_on(self) -> list[tuple[int, Sequence]]:
         """Return the sequences that take the next step, each with its batch row."""
-        return self.with_status(Status.RUNNING, Status.PREFILL)
+        return [(b, s) for b, s in enumerate(self.sequences) if s and s.status in _GOING_ON]
 
     @property
     def is_full(self) -> bool:

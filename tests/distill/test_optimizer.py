@@ -77,6 +77,42 @@ def test_a_step_keeps_no_gradients_while_weights_are_made(batches: int) -> None:
     assert mx.get_peak_memory() - before < 4 * 8 * 256 * 256 * 4
 
 
+def test_gradients_keep_their_digits_where_a_small_loss_would_make_them_subnormal() -> None:
+    """Parts of a gradient are 1e-42 on their way back, and the same ones as of a usual loss."""
+
+    def trained(power: int) -> tuple[mx.array, list[mx.array]]:
+        passed: list[mx.array] = []
+        through = mx.custom_function(lambda x: x)
+
+        def on_its_way(_: mx.array, cotangent: mx.array, __: mx.array) -> mx.array:
+            passed.append(cotangent)
+            return cotangent
+
+        through.vjp(on_its_way)
+        network = nn.Linear(4, 4, bias=False)
+        network.weight = mx.random.normal((4, 4), key=mx.random.key(0))
+        inputs = mx.random.normal((3, 4), key=mx.random.key(1)) * 2.0**power
+        weights = mx.random.uniform(shape=(3, 4), key=mx.random.key(2))
+        student = SimpleNamespace(
+            network=network,
+            options=TrainOptions(optimizer="adamw"),
+            recipe=SimpleNamespace(by_adamw=lambda _: True),
+        )
+
+        def loss() -> mx.array:
+            outputs = through(network(inputs)) * weights
+            return mx.sum(outputs) * 2.0 ** (-power / 2) * 2.0 ** (-power / 2) * 2.0**-20
+
+        Learner(cast(Student, student)).step([loss] * 3, 0.5)
+        return network.weight, passed
+
+    usual, _ = trained(0)
+    found, passed = trained(120)
+    assert len(passed) == 3
+    assert all(mx.all(mx.abs(each) > 2.0**-126).item() for each in passed)
+    assert mx.array_equal(found, usual)
+
+
 @pytest.mark.parametrize("final", [0.1, 0.0, 1.0])
 def test_rates_warm_up_and_fall_to_the_share_that_was_asked_for(final: float) -> None:
     target = Target(random_model())
