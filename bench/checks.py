@@ -6,7 +6,7 @@ from redrafter_mlx.bench.options import MOST_AT_ONCE, BenchOptions
 from redrafter_mlx.checks import check_drafter_bits, check_int
 from redrafter_mlx.drafting.names import NONE
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.launched import launched_rank
+from redrafter_mlx.runtime.processes.launched import launched_rank
 from redrafter_mlx.runtime.words import option_name
 
 _OF_DRAFTERS = (

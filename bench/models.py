@@ -18,7 +18,7 @@ from redrafter_mlx.errors import BadInputError, BusyError
 from redrafter_mlx.loading.drafter import PreparedDrafter, prepare_drafter
 from redrafter_mlx.loading.load import draft_with, load
 from redrafter_mlx.loading.target import LoadedTarget, load_target
-from redrafter_mlx.runtime.launched import launched_rank
+from redrafter_mlx.runtime.processes.launched import launched_rank
 
 RANDOM = "random"
 """Name of the drafter with untrained weights, which measures the cost of useless drafts."""

@@ -21,7 +21,7 @@ from redrafter_mlx.drafting.files.installed import list_drafters
 from redrafter_mlx.drafting.names import AUTO, TRAINED
 from redrafter_mlx.drafting.untrained.host_drafters import LOOKUP
 from redrafter_mlx.errors import BadInputError, ModelNotFoundError
-from redrafter_mlx.runtime.launched import launched_rank
+from redrafter_mlx.runtime.processes.launched import launched_rank
 from redrafter_mlx.runtime.ranges import parse_numbers, parse_words
 from redrafter_mlx.runtime.words import count, option_name
 from redrafter_mlx.weights.registry import DEFAULT_MODEL

@@ -38,7 +38,7 @@ from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.runtime.busy_machine import BusyMachine
-from redrafter_mlx.runtime.launched import launched_rank
+from redrafter_mlx.runtime.processes.launched import launched_rank
 
 
 class Outcome(NamedTuple):

@@ -28,13 +28,13 @@ from redrafter_mlx.cli.terminal import (
 from redrafter_mlx.cli.train import command as train
 from redrafter_mlx.cli.tune import command as tune
 from redrafter_mlx.errors import EngineFailedError, RedrafterError, device_failure
-from redrafter_mlx.runtime.launched import (
+from redrafter_mlx.runtime.files.paths import keep_own_kernels
+from redrafter_mlx.runtime.processes.launched import (
     leave_to_rank_0,
     let_rank_0_fail,
     rank_0_speaks,
     wait_for_loss,
 )
-from redrafter_mlx.runtime.paths import keep_own_kernels
 from redrafter_mlx.version import __version__
 
 _BY_RANKS = ("generate", "chat", "serve", "verify", "train", "bench", "tune")

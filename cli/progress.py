@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from redrafter_mlx.cli.terminal import one_line
-from redrafter_mlx.runtime.paths import human_size
+from redrafter_mlx.runtime.files.paths import human_size
 from redrafter_mlx.weights import Progress, log_progress
 
 if TYPE_CHECKING:

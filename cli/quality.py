@@ -14,7 +14,7 @@ from redrafter_mlx.cli.progress import describe_count, duration, progress_bars
 from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.config import BeamShape, DType, GenerationOptions
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.paths import human_size
+from redrafter_mlx.runtime.files.paths import human_size
 from redrafter_mlx.runtime.ranges import each_once, parse_integers
 from redrafter_mlx.runtime.words import count
 

@@ -18,7 +18,7 @@ from redrafter_mlx.cli.flag import Flag
 from redrafter_mlx.cli.models.offer import offer_drafter
 from redrafter_mlx.cli.terminal import INTERRUPTED, Terminal, one_line
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.launched import launched_rank
+from redrafter_mlx.runtime.processes.launched import launched_rank
 from redrafter_mlx.server.options import ServerOptions
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 from redrafter_mlx.errors import BadInputError, DamagedFileError
-from redrafter_mlx.runtime.json_file import read_object
+from redrafter_mlx.runtime.files.json_file import read_object
 from redrafter_mlx.weights.gguf.header import read_header
 
 _FILES = ("chat_template.jinja", "additional_chat_templates", "tekken.json")

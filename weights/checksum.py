@@ -13,8 +13,8 @@ import os
 import re
 from pathlib import Path
 
-from redrafter_mlx.runtime.atomic_write import write_private_text
-from redrafter_mlx.runtime.paths import cache_dir
+from redrafter_mlx.runtime.files.atomic_write import write_private_text
+from redrafter_mlx.runtime.files.paths import cache_dir
 from redrafter_mlx.weights import Progress, no_progress
 
 _BLOCK = 1 << 20

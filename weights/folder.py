@@ -23,8 +23,8 @@ from tokenizers import decoders
 from transformers import PreTrainedTokenizerFast
 
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
-from redrafter_mlx.runtime.json_file import read_object
-from redrafter_mlx.runtime.regular_file import read_regular_text
+from redrafter_mlx.runtime.files.json_file import read_object
+from redrafter_mlx.runtime.files.regular_file import read_regular_text
 from redrafter_mlx.weights.chat import VICUNA_TEMPLATE
 from redrafter_mlx.weights.chat_template import is_vicuna
 from redrafter_mlx.weights.files.folder import (

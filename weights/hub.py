@@ -21,8 +21,8 @@ import huggingface_hub
 from huggingface_hub import constants
 
 from redrafter_mlx.errors import DamagedFileError, DownloadError, ModelNotFoundError
-from redrafter_mlx.runtime.json_file import read_object
-from redrafter_mlx.runtime.paths import NoRoomError, check_free_disk
+from redrafter_mlx.runtime.files.json_file import read_object
+from redrafter_mlx.runtime.files.paths import NoRoomError, check_free_disk
 from redrafter_mlx.weights import DOWNLOADING, Progress
 from redrafter_mlx.weights.files.names import MODEL_WEIGHTS, weight_files, weight_names
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from redrafter_mlx.runtime.paths import human_size
+from redrafter_mlx.runtime.files.paths import human_size
 from redrafter_mlx.weights.hub import split_repo
 from redrafter_mlx.weights.registry import REGISTRY
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
-from redrafter_mlx.runtime.json_file import read_object
+from redrafter_mlx.runtime.files.json_file import read_object
 from redrafter_mlx.weights.gguf.header import parts_of
 
 _OLLAMA = ("~/.ollama/models", "/usr/share/ollama/.ollama/models")

@@ -14,8 +14,8 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.runtime.atomic_write import atomic_write, remove_abandoned
-from redrafter_mlx.runtime.paths import cache_dir, free_disk
+from redrafter_mlx.runtime.files.atomic_write import atomic_write, remove_abandoned
+from redrafter_mlx.runtime.files.paths import cache_dir, free_disk
 from redrafter_mlx.weights.files.folder import read_safetensors_header
 from redrafter_mlx.weights.files.names import MODEL_WEIGHTS
 from redrafter_mlx.weights.fit.model_size import GROUP_SIZE

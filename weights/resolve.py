@@ -22,9 +22,9 @@ from redrafter_mlx.errors import (
     UnsupportedModelError,
     meant,
 )
-from redrafter_mlx.runtime.launched import launched_rank
-from redrafter_mlx.runtime.paths import NoRoomError
-from redrafter_mlx.runtime.regular_file import check_regular
+from redrafter_mlx.runtime.files.paths import NoRoomError
+from redrafter_mlx.runtime.files.regular_file import check_regular
+from redrafter_mlx.runtime.processes.launched import launched_rank
 from redrafter_mlx.weights import LOG, Progress, hub, log_progress, no_progress
 from redrafter_mlx.weights.checksum import is_intact
 from redrafter_mlx.weights.fit.machine import this_machine

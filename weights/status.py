@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from redrafter_mlx.errors import DamagedFileError, RedrafterError
-from redrafter_mlx.runtime.json_file import read_object
-from redrafter_mlx.runtime.paths import bytes_below, human_size
+from redrafter_mlx.runtime.files.json_file import read_object
+from redrafter_mlx.runtime.files.paths import bytes_below, human_size
 from redrafter_mlx.weights.chat_template import has_chat_template
 from redrafter_mlx.weights.files.folder import check_model, check_tokenizer
 from redrafter_mlx.weights.fit.machine import planned_machine

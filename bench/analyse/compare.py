@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from redrafter_mlx.bench.statistics import Spread
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.regular_file import read_regular_text
+from redrafter_mlx.runtime.files.regular_file import read_regular_text
 
 FIGURES = ("tps", "request_tps", "total_tps", "speedup", "over_plain", "tokens_per_step")
 _IDENTITY = ("dtype", "method", "drafter", "accept", "temperature", "beam_width", "beam_length",

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.bench.measure.runner import Run
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.atomic_write import locked, name_in_errors
+from redrafter_mlx.runtime.files.atomic_write import locked, name_in_errors
 
 Settings = dict[str, object]
 """Settings that answers must share to be summarised together, by name; `settings_of` lists them."""

@@ -23,7 +23,7 @@ from mlx_lm.utils import _get_classes
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.errors import RedrafterError
-from redrafter_mlx.runtime.json_file import read_object
+from redrafter_mlx.runtime.files.json_file import read_object
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 from redrafter_mlx.target_model.cache.kv_cache import TreeCache

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from redrafter_mlx.bench.measure.questions import Question, read_questions
 from redrafter_mlx.distill.corpus.prompts.speed_bench import PREPARE
 from redrafter_mlx.errors import BadInputError, DownloadError
-from redrafter_mlx.runtime.atomic_write import atomic_write
-from redrafter_mlx.runtime.paths import cache_dir
+from redrafter_mlx.runtime.files.atomic_write import atomic_write
+from redrafter_mlx.runtime.files.paths import cache_dir
 
 MT_BENCH = ("HuggingFaceH4/mt_bench_prompts", "raw/question.jsonl")
 """The data set on the Hub that has MT-Bench's 80 questions, and the file in it."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from redrafter_mlx.bench.analyse.grid import Cell, Grid
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.paths import check_writable
+from redrafter_mlx.runtime.files.paths import check_writable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

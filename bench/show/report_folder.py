@@ -16,7 +16,7 @@ from redrafter_mlx.bench.show.plot import plot
 from redrafter_mlx.bench.show.tables import header_lines, tables_of
 from redrafter_mlx.distill.report.markdown import block, plain, table
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.paths import check_writable, visible_files
+from redrafter_mlx.runtime.files.paths import check_writable, visible_files
 from redrafter_mlx.tuning.cost import CostModel
 
 REPORT, HEATMAP = "report.md", "heatmap.png"

@@ -31,7 +31,7 @@ from redrafter_mlx.cli.terminal import INTERRUPTED, console
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.launched import leave_to_rank_0
+from redrafter_mlx.runtime.processes.launched import leave_to_rank_0
 from redrafter_mlx.runtime.words import option_name
 from redrafter_mlx.tuning.cost import CostModel
 

@@ -30,7 +30,7 @@ from redrafter_mlx.cli.terminal import (
 )
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.errors import BadInputError, RedrafterError
-from redrafter_mlx.runtime.launched import leave_to_rank_0
+from redrafter_mlx.runtime.processes.launched import leave_to_rank_0
 from redrafter_mlx.runtime.words import count, option_name
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from redrafter_mlx.cli.options import GENERATION
 from redrafter_mlx.cli.terminal import check_text
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.errors import BadInputError, DamagedFileError, meant
-from redrafter_mlx.runtime.atomic_write import write_private_text
-from redrafter_mlx.runtime.json_file import read_object, to_json
-from redrafter_mlx.runtime.paths import human_size
+from redrafter_mlx.runtime.files.atomic_write import write_private_text
+from redrafter_mlx.runtime.files.json_file import read_object, to_json
+from redrafter_mlx.runtime.files.paths import human_size
 from redrafter_mlx.runtime.words import count
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from redrafter_mlx.runtime.paths import cache_dir
+from redrafter_mlx.runtime.files.paths import cache_dir
 
 
 @contextlib.contextmanager

@@ -25,8 +25,8 @@ from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.cpu.blas import BLAS, libraries_here, preferred_library, remedy
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.learning.folder import learning_folders
+from redrafter_mlx.runtime.files.paths import bytes_below, cache_dir, existing_part, human_size
 from redrafter_mlx.runtime.hardware import CUDA_BACKENDS
-from redrafter_mlx.runtime.paths import bytes_below, cache_dir, existing_part, human_size
 
 _PACKAGES = ("redrafter-mlx", "mlx", "mlx-lm", "transformers", "huggingface-hub")
 _LITTLE_DISK = 1000**3

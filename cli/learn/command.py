@@ -19,7 +19,7 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.learning.folder import LearningFolder, learning_folders
 from redrafter_mlx.learning.versions import undo as undo_version
 from redrafter_mlx.runtime.awake import kept_awake
-from redrafter_mlx.runtime.paths import human_size
+from redrafter_mlx.runtime.files.paths import human_size
 
 
 @opt.with_options

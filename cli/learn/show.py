@@ -10,7 +10,7 @@ from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.learning.folder import LearningFolder
 from redrafter_mlx.learning.kept_texts import TextStore
 from redrafter_mlx.learning.versions import LearningRun, history, in_use
-from redrafter_mlx.runtime.paths import human_size
+from redrafter_mlx.runtime.files.paths import human_size
 from redrafter_mlx.runtime.words import count
 
 

@@ -14,7 +14,7 @@ from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.flag import Flag
 from redrafter_mlx.cli.models.command import print_table
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.paths import human_size, prompts_dir
+from redrafter_mlx.runtime.files.paths import human_size, prompts_dir
 
 
 @opt.with_options

@@ -15,7 +15,7 @@ from redrafter_mlx.cli.flag import Flag
 from redrafter_mlx.cli.models.command import print_table
 from redrafter_mlx.cli.terminal import sanitise
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.paths import human_size
+from redrafter_mlx.runtime.files.paths import human_size
 
 
 @opt.with_options

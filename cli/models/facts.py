@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from redrafter_mlx.errors import DamagedFileError, RedrafterError, UnsupportedModelError
-from redrafter_mlx.runtime.paths import human_size
+from redrafter_mlx.runtime.files.paths import human_size
 from redrafter_mlx.runtime.words import count
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def drafter_facts(name: str) -> dict[str, str]:
     """Return what is known of a drafter, by label; nothing of anything else."""
     from redrafter_mlx.drafting.files.recognition import form_in, holds_drafter, read_drafter_config
-    from redrafter_mlx.runtime.paths import bytes_below
+    from redrafter_mlx.runtime.files.paths import bytes_below
     from redrafter_mlx.weights.files.folder import check_model
     from redrafter_mlx.weights.resolve import find_local
 

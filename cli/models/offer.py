@@ -10,8 +10,8 @@ from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.drafting.names import parse
 from redrafter_mlx.errors import RedrafterError
-from redrafter_mlx.runtime.launched import launched_rank
-from redrafter_mlx.runtime.paths import cache_dir, human_size
+from redrafter_mlx.runtime.files.paths import cache_dir, human_size
+from redrafter_mlx.runtime.processes.launched import launched_rank
 
 
 def offer_drafter(loading: opt.ModelOptions) -> None:

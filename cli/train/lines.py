@@ -16,7 +16,7 @@ from redrafter_mlx.distill.plan import RunPlan
 from redrafter_mlx.distill.run import WrittenRun
 from redrafter_mlx.distill.training.trainer import Evaluation
 from redrafter_mlx.drafting.files.installed import own_shelf
-from redrafter_mlx.runtime.paths import free_disk, human_size
+from redrafter_mlx.runtime.files.paths import free_disk, human_size
 from redrafter_mlx.runtime.words import count
 
 

@@ -47,8 +47,8 @@ from redrafter_mlx.distill.run import WrittenRun
 from redrafter_mlx.distill.training.loop import Step
 from redrafter_mlx.distill.training.trainer import Event
 from redrafter_mlx.distributed.group import join_ranks
-from redrafter_mlx.runtime.atomic_write import locked
-from redrafter_mlx.runtime.paths import human_size
+from redrafter_mlx.runtime.files.atomic_write import locked
+from redrafter_mlx.runtime.files.paths import human_size
 from redrafter_mlx.runtime.words import count
 
 Update = Callable[..., None]

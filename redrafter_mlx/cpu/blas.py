@@ -17,10 +17,10 @@ from importlib import metadata
 from pathlib import Path
 
 from redrafter_mlx.errors import RedrafterError
-from redrafter_mlx.runtime.atomic_write import write_private_text
-from redrafter_mlx.runtime.environment import environment
-from redrafter_mlx.runtime.launched import launched_rank
-from redrafter_mlx.runtime.paths import cache_dir
+from redrafter_mlx.runtime.files.atomic_write import write_private_text
+from redrafter_mlx.runtime.files.paths import cache_dir
+from redrafter_mlx.runtime.processes.environment import environment
+from redrafter_mlx.runtime.processes.launched import launched_rank
 
 _PACKAGE, _PACKAGED_LIBRARY = "mkl", "libmkl_rt.so"
 """A package on PyPI, and the start of its library's file name."""

@@ -15,7 +15,7 @@ from typing import cast
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.runtime.atomic_write import atomic_write
+from redrafter_mlx.runtime.files.atomic_write import atomic_write
 
 _KEY = "sha256"
 """Key of the metadata with the checksums, as JSON: by array, and "" for the other metadata."""

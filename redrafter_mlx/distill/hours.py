@@ -18,8 +18,8 @@ from redrafter_mlx.distill.corpus.shards import naming_damage
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.training.checkpoint import CHECKPOINT
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.atomic_write import atomic_write
-from redrafter_mlx.runtime.json_file import read_object
+from redrafter_mlx.runtime.files.atomic_write import atomic_write
+from redrafter_mlx.runtime.files.json_file import read_object
 
 HOURS = "hours.json"
 

@@ -15,7 +15,7 @@ from redrafter_mlx.distill.corpus.writing.generation import row_bytes
 from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.paths import human_size
+from redrafter_mlx.runtime.files.paths import human_size
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.fit.machine import Machine, this_machine
 

@@ -25,7 +25,7 @@ from redrafter_mlx.distill.drafter_forms import DEFAULT_FORM, DrafterForm, form_
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import OPENINGS
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.regular_file import read_regular_text
+from redrafter_mlx.runtime.files.regular_file import read_regular_text
 
 OPTIONS = "train.toml"
 """Name of the options file that is written next to a drafter."""

@@ -16,8 +16,8 @@ from redrafter_mlx.distill.report.plots import ACCURACY, LOSS
 from redrafter_mlx.distill.training.checkpoint import CHECKPOINT
 from redrafter_mlx.drafting.files.recognition import CONFIG
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.atomic_write import remove_abandoned
-from redrafter_mlx.runtime.paths import check_writable, existing_part
+from redrafter_mlx.runtime.files.atomic_write import remove_abandoned
+from redrafter_mlx.runtime.files.paths import check_writable, existing_part
 from redrafter_mlx.runtime.words import count
 from redrafter_mlx.weights.files.names import WEIGHTS
 

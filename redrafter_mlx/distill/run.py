@@ -26,8 +26,8 @@ from redrafter_mlx.distill.training.trainer import Event, Trainer
 from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.runtime.device import chip_name, system_name
+from redrafter_mlx.runtime.files.atomic_write import atomic_write
 
 SHAPES = tuple(BeamShape(width, 4) for width in (1, 2, 3, 4))
 """Beam shapes that a drafter is evaluated with."""

@@ -18,7 +18,7 @@ from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.memory_plan import PROMPT_TOKENS, MemoryPlan
 from redrafter_mlx.distill.training.learner import checkpoint_bytes
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.paths import (
+from redrafter_mlx.runtime.files.paths import (
     NoRoomError,
     bytes_below,
     check_free_disk,

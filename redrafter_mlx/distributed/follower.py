@@ -13,7 +13,7 @@ from redrafter_mlx.distributed.commands import Command, Fields, receive
 from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.distributed.plain_batch import PlainBatch
 from redrafter_mlx.runtime.awake import kept_awake
-from redrafter_mlx.runtime.launched import wait_for_loss
+from redrafter_mlx.runtime.processes.launched import wait_for_loss
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.cache.committed import Pending
 from redrafter_mlx.target_model.cache.kv_cache import TreeCache

@@ -20,7 +20,12 @@ import numpy as np
 
 from redrafter_mlx.distributed.watch import Facts, FollowerConnection, LeaderConnections, Listener
 from redrafter_mlx.errors import RankError
-from redrafter_mlx.runtime.launched import check_backend, join_once, launched_rank, rank_addresses
+from redrafter_mlx.runtime.processes.launched import (
+    check_backend,
+    join_once,
+    launched_rank,
+    rank_addresses,
+)
 
 _REMEDY = "check the hostfile's addresses"
 

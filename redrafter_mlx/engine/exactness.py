@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 
 from redrafter_mlx.cpu.door import SharedRotations
-from redrafter_mlx.runtime.atomic_write import write_private_text
 from redrafter_mlx.runtime.device import float32_is_exact
-from redrafter_mlx.runtime.paths import cache_dir
+from redrafter_mlx.runtime.files.atomic_write import write_private_text
+from redrafter_mlx.runtime.files.paths import cache_dir
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.fingerprint import values_hash
 from redrafter_mlx.target_model.model import Target

@@ -32,7 +32,7 @@ from redrafter_mlx.engine.thread import Cancels, Emit, Ended, EngineThread, List
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.learning.keeper import TextKeeper
 from redrafter_mlx.response import Response
-from redrafter_mlx.runtime.process import MLX_PROCESS, ModelLock
+from redrafter_mlx.runtime.processes.model_lock import MLX_PROCESS, ModelLock
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.source import TargetSource
 from redrafter_mlx.tuning.tuner import Tuner

@@ -15,7 +15,7 @@ import mlx.core as mx
 from redrafter_mlx.cpu.door import threads_by_rows
 from redrafter_mlx.engine.memory.pool import MemoryPool
 from redrafter_mlx.errors import EngineFailedError
-from redrafter_mlx.runtime.process import MLX_PROCESS, ModelLock, called_by_itself
+from redrafter_mlx.runtime.processes.model_lock import MLX_PROCESS, ModelLock, called_by_itself
 
 _T = TypeVar("_T")
 

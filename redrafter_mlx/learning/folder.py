@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from redrafter_mlx.errors import BadInputError, DamagedFileError
-from redrafter_mlx.runtime.atomic_write import locked, write_private_text
-from redrafter_mlx.runtime.json_file import read_object, to_json
-from redrafter_mlx.runtime.paths import bytes_below, cache_dir
+from redrafter_mlx.runtime.files.atomic_write import locked, write_private_text
+from redrafter_mlx.runtime.files.json_file import read_object, to_json
+from redrafter_mlx.runtime.files.paths import bytes_below, cache_dir
 
 ABOUT = "about.json"
 

@@ -13,7 +13,7 @@ from functools import partial
 
 from redrafter_mlx.learning.folder import LearningFolder
 from redrafter_mlx.learning.kept_texts import MAX_BYTES, KeptText, TextStore
-from redrafter_mlx.runtime.paths import human_size
+from redrafter_mlx.runtime.files.paths import human_size
 
 LOG = logging.getLogger("redrafter_mlx.learning")
 

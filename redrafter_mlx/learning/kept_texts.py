@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from redrafter_mlx.learning.folder import private_folder
-from redrafter_mlx.runtime.atomic_write import flush_to_disk
-from redrafter_mlx.runtime.paths import free_disk
+from redrafter_mlx.runtime.files.atomic_write import flush_to_disk
+from redrafter_mlx.runtime.files.paths import free_disk
 
 MAX_BYTES = 200_000_000
 """Limit of the kept answers of a model."""

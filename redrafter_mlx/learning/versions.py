@@ -14,8 +14,8 @@ from typing import Any
 
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.learning.folder import LearningFolder, private_folder
-from redrafter_mlx.runtime.atomic_write import write_private_text
-from redrafter_mlx.runtime.json_file import read_object, to_json
+from redrafter_mlx.runtime.files.atomic_write import write_private_text
+from redrafter_mlx.runtime.files.json_file import read_object, to_json
 
 RECORD = "learned.json"
 _VERSION = re.compile(r"\d{4,}")

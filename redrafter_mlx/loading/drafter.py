@@ -43,7 +43,7 @@ from redrafter_mlx.errors import (
 )
 from redrafter_mlx.loading.supported import check_repository
 from redrafter_mlx.loading.target import LoadedTarget, load_target
-from redrafter_mlx.runtime.json_file import read_object
+from redrafter_mlx.runtime.files.json_file import read_object
 from redrafter_mlx.runtime.plain import plain
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target_model.model import Target

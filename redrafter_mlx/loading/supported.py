@@ -9,7 +9,7 @@ from mlx_lm.utils import _get_classes
 
 from redrafter_mlx.drafting.files.recognition import check_form
 from redrafter_mlx.errors import ModelNotFoundError, UnsupportedModelError
-from redrafter_mlx.runtime.json_file import read_object
+from redrafter_mlx.runtime.files.json_file import read_object
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.files.folder import MAX_LAYERS, check_layers
 from redrafter_mlx.weights.files.names import holds_tokenizer

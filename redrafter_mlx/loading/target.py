@@ -27,7 +27,7 @@ from redrafter_mlx.errors import (
 )
 from redrafter_mlx.loading.supported import check_repository
 from redrafter_mlx.runtime.plain import plain
-from redrafter_mlx.runtime.process import MLX_PROCESS
+from redrafter_mlx.runtime.processes.model_lock import MLX_PROCESS
 from redrafter_mlx.target_model.fingerprint import nbytes_of
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.source import TargetSource

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from redrafter_mlx.runtime.launched import launched_rank
+from redrafter_mlx.runtime.processes.launched import launched_rank
 
 STATISTICS = Path("/proc/stat")
 

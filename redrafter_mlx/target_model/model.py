@@ -23,7 +23,7 @@ from mlx_lm.models.cache import ArraysCache, KVCache
 
 from redrafter_mlx.cpu.door import prepare_for, threads_by_rows
 from redrafter_mlx.errors import MismatchError
-from redrafter_mlx.runtime.process import ModelLock
+from redrafter_mlx.runtime.processes.model_lock import ModelLock
 from redrafter_mlx.runtime.wired_memory import WIRED_MEMORY
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.adapter import (

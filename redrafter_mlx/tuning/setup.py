@@ -12,7 +12,7 @@ import mlx.nn as nn
 
 from redrafter_mlx.cpu.blas import BLAS
 from redrafter_mlx.runtime.device import chip_name, dtype_name, system_name
-from redrafter_mlx.runtime.launched import launch_name
+from redrafter_mlx.runtime.processes.launched import launch_name
 from redrafter_mlx.target_model.fingerprint import shapes_hash
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.version import __version__

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import get_args
 
 from redrafter_mlx.config import AcceptMethod
-from redrafter_mlx.runtime.atomic_write import write_private_text
-from redrafter_mlx.runtime.paths import cache_dir
+from redrafter_mlx.runtime.files.atomic_write import write_private_text
+from redrafter_mlx.runtime.files.paths import cache_dir
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
 from redrafter_mlx.tuning.corrections import Corrections
 from redrafter_mlx.tuning.cost import CostModel

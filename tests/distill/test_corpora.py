@@ -14,7 +14,7 @@ from redrafter_mlx.cli import main
 from redrafter_mlx.distill.corpus.shards import Shard, Text, save_shard
 from redrafter_mlx.distill.corpus.stored import find_corpus, list_corpora, remove_corpus
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.atomic_write import locked
+from redrafter_mlx.runtime.files.atomic_write import locked
 
 KEY, OTHER = "0123456789abcdef", "0fedcba987654321"
 

@@ -27,7 +27,7 @@ from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.loading.target import load_target
-from redrafter_mlx.runtime.atomic_write import atomic_write, remove_abandoned
+from redrafter_mlx.runtime.files.atomic_write import atomic_write, remove_abandoned
 from redrafter_mlx.target_model.model import Target
 
 PARENT = """

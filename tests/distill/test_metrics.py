@@ -18,7 +18,7 @@ from redrafter_mlx.distill.report.plots import ACCURACY, LOSS, draw_plots, runni
 from redrafter_mlx.distill.training.loop import Step
 from redrafter_mlx.distill.training.trainer import Evaluation, Event
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.runtime.atomic_write import atomic_write, write_private_text
+from redrafter_mlx.runtime.files.atomic_write import atomic_write, write_private_text
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

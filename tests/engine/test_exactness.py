@@ -12,7 +12,7 @@ from tiny import byte_model
 from redrafter_mlx.engine import exactness
 from redrafter_mlx.engine.exactness import check_once
 from redrafter_mlx.errors import UnsupportedModelError
-from redrafter_mlx.runtime.paths import cache_dir
+from redrafter_mlx.runtime.files.paths import cache_dir
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.tree_check import check_trees
 

@@ -22,7 +22,7 @@ from redrafter_mlx.drafting.published import calibration
 from redrafter_mlx.drafting.published.calibration import AS_STORED, acceptance, best_reading
 from redrafter_mlx.drafting.published.heads.eagle import EagleDrafter
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.runtime.paths import cache_dir
+from redrafter_mlx.runtime.files.paths import cache_dir
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.target_model.model import Target
 

@@ -23,8 +23,8 @@ from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.response import Response
-from redrafter_mlx.runtime.atomic_write import atomic_write
-from redrafter_mlx.runtime.paths import cache_dir
+from redrafter_mlx.runtime.files.atomic_write import atomic_write
+from redrafter_mlx.runtime.files.paths import cache_dir
 from redrafter_mlx.verification import verify
 from redrafter_mlx.weights.chat import encode_text
 from redrafter_mlx.weights.checksum import sha256_of

@@ -15,7 +15,7 @@ from tiny import ARCHITECTURES
 
 from redrafter_mlx.cli.main import app
 from redrafter_mlx.loading.drafter import published_drafter
-from redrafter_mlx.runtime.paths import human_size
+from redrafter_mlx.runtime.files.paths import human_size
 from redrafter_mlx.weights.registry import REGISTRY
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -10,14 +10,14 @@ from children import counting, disk_full, faulty, killed, left, refused
 from fresh_process import python
 
 from redrafter_mlx.errors import RedrafterError
-from redrafter_mlx.runtime.child_process import Child, Send, start_child
+from redrafter_mlx.runtime.processes.child_process import Child, Send, start_child
 
 
 def test_ctrl_c_does_not_end_the_first_child_of_a_process() -> None:
     code = (
         "import os, signal, sys, time; sys.path[:0] = ['tests/support']\n"
         "from children import interrupted\n"
-        "from redrafter_mlx.runtime.child_process import start_child\n"
+        "from redrafter_mlx.runtime.processes.child_process import start_child\n"
         "child = start_child(interrupted).process; child.join()\n"
         "print(child.exitcode, signal.pthread_sigmask(signal.SIG_BLOCK, []))"
     )

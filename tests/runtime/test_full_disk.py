@@ -16,9 +16,9 @@ from tiny import random_drafter
 from redrafter_mlx.bench.measure.answers import AnswersFile
 from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime import atomic_write as writes
-from redrafter_mlx.runtime.atomic_write import atomic_write, write_private_text
-from redrafter_mlx.runtime.paths import cache_dir
+from redrafter_mlx.runtime.files import atomic_write as writes
+from redrafter_mlx.runtime.files.atomic_write import atomic_write, write_private_text
+from redrafter_mlx.runtime.files.paths import cache_dir
 
 
 @contextmanager

@@ -39,8 +39,8 @@ from redrafter_mlx.errors import (
 )
 from redrafter_mlx.loading import load as loading
 from redrafter_mlx.loading.target import LoadedTarget
-from redrafter_mlx.runtime import launched
-from redrafter_mlx.runtime.launched import join_once
+from redrafter_mlx.runtime.processes import launched
+from redrafter_mlx.runtime.processes.launched import join_once
 from redrafter_mlx.target_model.fingerprint import nbytes_of
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.source import TargetSource
@@ -318,7 +318,7 @@ def group_of(ranks: int, rank: int = 0) -> mx.distributed.Group:
 
 
 def test_a_launch_shares_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redrafter_mlx.runtime.launched.JOINED", threading.Event())
+    monkeypatch.setattr("redrafter_mlx.runtime.processes.launched.JOINED", threading.Event())
     join_once()
     with pytest.raises(RedrafterError, match="one model"):
         join_once()

@@ -15,7 +15,7 @@ import pytest
 from weights_samples import Q4_1, gguf_metadata, gguf_tensors, llama_model, write_gguf
 
 import redrafter_mlx
-from redrafter_mlx.runtime.paths import keep_own_kernels
+from redrafter_mlx.runtime.files.paths import keep_own_kernels
 from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY
 from redrafter_mlx.weights.resolve import resolve
 from redrafter_mlx.weights.wheel import wheel_path

@@ -7,7 +7,7 @@ import os
 import signal
 
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.child_process import Send
+from redrafter_mlx.runtime.processes.child_process import Send
 
 
 def interrupted(_: Send) -> None:

@@ -28,7 +28,7 @@ from weights_samples import (
 from redrafter_mlx.cli import main
 from redrafter_mlx.errors import DownloadError, TooLargeError
 from redrafter_mlx.loading.target import load_target
-from redrafter_mlx.runtime.paths import human_size
+from redrafter_mlx.runtime.files.paths import human_size
 from redrafter_mlx.weights.fit.machine import Machine, this_machine
 from redrafter_mlx.weights.fit.model_size import StoredModel, of_config
 from redrafter_mlx.weights.fit.needs import (

@@ -45,7 +45,7 @@ from redrafter_mlx.errors import (
 from redrafter_mlx.loading.drafter import open_drafter, prepare_drafter
 from redrafter_mlx.loading.supported import check_repository
 from redrafter_mlx.loading.target import LoadedTarget, load_target
-from redrafter_mlx.runtime.paths import cache_dir, check_free_disk, human_size
+from redrafter_mlx.runtime.files.paths import cache_dir, check_free_disk, human_size
 from redrafter_mlx.target_model.source import TargetSource
 from redrafter_mlx.weights import log_progress, registry
 from redrafter_mlx.weights.resolve import find_local, pull, resolve
@@ -432,7 +432,7 @@ def test_free_disk_check_passes_where_there_is_room(tmp_path: Path) -> None:
 def test_a_refusal_for_lack_of_disk_says_on_a_mac_why_finder_shows_more(
     platform: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("redrafter_mlx.runtime.paths.sys", SimpleNamespace(platform=platform))
+    monkeypatch.setattr("redrafter_mlx.runtime.files.paths.sys", SimpleNamespace(platform=platform))
     with pytest.raises(DownloadError) as caught:
         check_free_disk(tmp_path, 10**18, "X")
     assert ("Finder" in str(caught.value)) == (platform == "darwin")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import ClassVar
 
-from redrafter_mlx.runtime.json_file import to_json
+from redrafter_mlx.runtime.files.json_file import to_json
 
 Schema = Mapping[str, object]
 

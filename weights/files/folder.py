@@ -23,8 +23,8 @@ from redrafter_mlx.errors import (
     ModelNotFoundError,
     UnsupportedModelError,
 )
-from redrafter_mlx.runtime.json_file import read_object
-from redrafter_mlx.runtime.regular_file import check_regular
+from redrafter_mlx.runtime.files.json_file import read_object
+from redrafter_mlx.runtime.files.regular_file import check_regular
 from redrafter_mlx.weights.files.names import MODEL_WEIGHTS, WEIGHTS, holds_tokenizer, shards
 from redrafter_mlx.weights.gguf.header import read_header
 

@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.runtime.json_file import read_object
+from redrafter_mlx.runtime.files.json_file import read_object
 
 Needed = Callable[[Collection[str]], Collection[str]]
 """Returns those names of a model's tensors that are needed."""

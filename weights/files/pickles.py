@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.runtime.regular_file import check_regular
+from redrafter_mlx.runtime.files.regular_file import check_regular
 from redrafter_mlx.weights.files.tensor_pickle import (
     MAX_BYTES,
     STORAGES,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
+from redrafter_mlx.runtime.files.paths import free_disk
 from redrafter_mlx.runtime.hardware import gpu_memory, physical_memory
-from redrafter_mlx.runtime.paths import free_disk
 
 
 @dataclass(frozen=True)

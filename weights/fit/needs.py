@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from redrafter_mlx.errors import TooLargeError
-from redrafter_mlx.runtime.json_file import read_object
-from redrafter_mlx.runtime.paths import human_size
+from redrafter_mlx.runtime.files.json_file import read_object
+from redrafter_mlx.runtime.files.paths import human_size
 from redrafter_mlx.weights.files.names import weight_files, weight_names
 from redrafter_mlx.weights.fit.machine import Machine
 from redrafter_mlx.weights.fit.model_size import (

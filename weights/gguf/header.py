@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.runtime.regular_file import check_regular
+from redrafter_mlx.runtime.files.regular_file import check_regular
 
 BITS = {
     "Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q4_K": 4, "Q5_K": 5, "MXFP4": 4,

@@ -26,7 +26,7 @@ import numpy as np
 from redrafter_mlx.decoding.cache.prefix_cache import Tokens, common_prefix
 from redrafter_mlx.decoding.cache.sequence_cache import Arrays
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.atomic_write import name_in_errors, remove_abandoned
+from redrafter_mlx.runtime.files.atomic_write import name_in_errors, remove_abandoned
 
 LOG = logging.getLogger("redrafter_mlx.engine")
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from redrafter_mlx.decoding.cache.prefix_store import make_room, private_folder
 from redrafter_mlx.drafting.untrained.continuation import EarlierState
-from redrafter_mlx.runtime.atomic_write import name_in_errors, remove_abandoned
+from redrafter_mlx.runtime.files.atomic_write import name_in_errors, remove_abandoned
 
 LOG = logging.getLogger("redrafter_mlx.engine")
 

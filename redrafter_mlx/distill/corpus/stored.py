@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from redrafter_mlx.errors import BadInputError, DamagedFileError
-from redrafter_mlx.runtime.atomic_write import locked
-from redrafter_mlx.runtime.paths import bytes_below, cache_dir
+from redrafter_mlx.runtime.files.atomic_write import locked
+from redrafter_mlx.runtime.files.paths import bytes_below, cache_dir
 from redrafter_mlx.weights.files.folder import read_safetensors_header
 
 _FORMAT = "redrafter-mlx corpus "

@@ -8,7 +8,7 @@ from pathlib import Path
 from redrafter_mlx.distill.report.plots import new_figure
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.learning.versions import LearningRun
-from redrafter_mlx.runtime.atomic_write import atomic_write
+from redrafter_mlx.runtime.files.atomic_write import atomic_write
 
 
 def draw_history(runs: Sequence[LearningRun], model: str, path: Path) -> None:

@@ -16,7 +16,7 @@ from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import Labels
 from redrafter_mlx.distill.report.markdown import block, code, plain, table
 from redrafter_mlx.distill.report.plots import ACCURACY, LOSS
-from redrafter_mlx.runtime.atomic_write import atomic_write
+from redrafter_mlx.runtime.files.atomic_write import atomic_write
 from redrafter_mlx.runtime.words import count
 from redrafter_mlx.target_model.source import TargetSource
 from redrafter_mlx.weights.hub_card import card_front_matter, hub_repo

@@ -25,7 +25,7 @@ from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
 from redrafter_mlx.distill.training.loop import Step
 from redrafter_mlx.distill.training.trainer import Evaluation, Event
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.runtime.atomic_write import atomic_write, name_in_errors
+from redrafter_mlx.runtime.files.atomic_write import atomic_write, name_in_errors
 
 METRICS = "metrics.jsonl"
 

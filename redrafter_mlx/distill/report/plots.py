@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from redrafter_mlx.distill.report.metrics import read_metrics
-from redrafter_mlx.runtime.atomic_write import atomic_write
+from redrafter_mlx.runtime.files.atomic_write import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from redrafter_mlx.distill.checked_arrays import load_arrays, save_arrays
 from redrafter_mlx.distill.corpus.shards import naming_damage
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.atomic_write import remove_abandoned
+from redrafter_mlx.runtime.files.atomic_write import remove_abandoned
 
 CHECKPOINT = "checkpoint.safetensors"
 FORMAT = "redrafter-mlx training 3"

@@ -24,8 +24,8 @@ from redrafter_mlx.checks import shown
 from redrafter_mlx.drafting.files.recognition import CONFIG, read_drafter_config
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError
-from redrafter_mlx.runtime.atomic_write import flush_to_disk, name_in_errors
 from redrafter_mlx.runtime.device import dtype_name
+from redrafter_mlx.runtime.files.atomic_write import flush_to_disk, name_in_errors
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.files.names import WEIGHTS, Needed
 from redrafter_mlx.weights.files.tensors import StoredTensors, open_tensors

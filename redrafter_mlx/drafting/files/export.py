@@ -29,7 +29,7 @@ from redrafter_mlx.drafting.published.heads.mlp_speculator import MLP_SPECULATOR
 from redrafter_mlx.drafting.recurrent import RECURRENT, RecurrentNetwork, own_name
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig, read_config
 from redrafter_mlx.errors import BadInputError, MismatchError
-from redrafter_mlx.runtime.paths import visible_files
+from redrafter_mlx.runtime.files.paths import visible_files
 
 ExportFormat = Literal["speculators", "trtllm", "medusa"]
 

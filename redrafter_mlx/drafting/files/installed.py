@@ -12,8 +12,8 @@ from redrafter_mlx.drafting.recurrent_config import read_config
 from redrafter_mlx.errors import DamagedFileError, ModelNotFoundError, RedrafterError
 from redrafter_mlx.learning.folder import LearningFolder
 from redrafter_mlx.learning.versions import in_use
-from redrafter_mlx.runtime.paths import bytes_below, cache_dir
-from redrafter_mlx.runtime.regular_file import read_regular_text
+from redrafter_mlx.runtime.files.paths import bytes_below, cache_dir
+from redrafter_mlx.runtime.files.regular_file import read_regular_text
 from redrafter_mlx.weights import SHIPPED_DRAFTERS, Progress, no_progress
 from redrafter_mlx.weights.checksum import known_sha256
 from redrafter_mlx.weights.files.folder import folder_fingerprint, read_headers

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from redrafter_mlx.drafting.files.tensor_names import IN_MEDUSA_MODEL, Names, of_mtp_head, own_name
 from redrafter_mlx.errors import DamagedFileError, ModelNotFoundError, UnsupportedModelError
-from redrafter_mlx.runtime.json_file import read_object
+from redrafter_mlx.runtime.files.json_file import read_object
 from redrafter_mlx.weights.files.names import MODEL_WEIGHTS
 from redrafter_mlx.weights.files.tensors import open_tensors
 

@@ -27,8 +27,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
-from redrafter_mlx.runtime.atomic_write import atomic_write
-from redrafter_mlx.runtime.paths import cache_dir
+from redrafter_mlx.runtime.files.atomic_write import atomic_write
+from redrafter_mlx.runtime.files.paths import cache_dir
 from redrafter_mlx.speculation.beam_search import top_k
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.sampling import Draws

@@ -15,7 +15,7 @@ from redrafter_mlx.drafting.untrained.continuation import HostDrafter, KeepsEarl
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.request import Answer
 from redrafter_mlx.errors import DrafterError
-from redrafter_mlx.runtime.paths import free_disk
+from redrafter_mlx.runtime.files.paths import free_disk
 from redrafter_mlx.target_model.fingerprint import values_hash
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.tuning.setup import setup_of

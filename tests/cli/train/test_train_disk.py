@@ -24,7 +24,7 @@ from redrafter_mlx.distill.corpus.folder import CorpusSize
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.training.checkpoint import CHECKPOINT
-from redrafter_mlx.runtime.paths import bytes_below
+from redrafter_mlx.runtime.files.paths import bytes_below
 
 BY_DISK: Keys = {"": {"cache_bytes": None}}
 """Options that leave the size of a corpus to the free disk."""

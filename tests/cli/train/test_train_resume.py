@@ -29,7 +29,7 @@ from redrafter_mlx.distill import run as run_module
 from redrafter_mlx.distill.report.metrics import read_metrics
 from redrafter_mlx.distill.training.checkpoint import Checkpoint, Progress, save_checkpoint
 from redrafter_mlx.distill.training.loop import Step
-from redrafter_mlx.runtime.atomic_write import locked
+from redrafter_mlx.runtime.files.atomic_write import locked
 
 
 def test_ctrl_c_saves_and_the_same_command_resumes(

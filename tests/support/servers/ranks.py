@@ -46,7 +46,7 @@ from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import EngineFailedError, RedrafterError
 from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.response import StepResult
-from redrafter_mlx.runtime.launched import wait_for_loss
+from redrafter_mlx.runtime.processes.launched import wait_for_loss
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import pack_beam

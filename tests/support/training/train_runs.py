@@ -134,7 +134,9 @@ class Disk:
     def has(self, nbytes: float) -> None:
         """Let so many bytes be free beside those that training never uses."""
         free = SimpleNamespace(free=100_000_000 + nbytes)
-        self.monkeypatch.setattr("redrafter_mlx.runtime.paths.shutil.disk_usage", lambda _: free)
+        self.monkeypatch.setattr(
+            "redrafter_mlx.runtime.files.paths.shutil.disk_usage", lambda _: free
+        )
 
 
 @pytest.fixture

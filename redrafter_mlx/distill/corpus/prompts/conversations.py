@@ -12,7 +12,7 @@ from pathlib import Path
 
 from redrafter_mlx.distill.corpus.prompts.speed_bench import JSON_LINES, check_prepared
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.regular_file import read_regular_text
+from redrafter_mlx.runtime.files.regular_file import read_regular_text
 
 _MESSAGE_KEYS = ("messages", "conversations")
 _TURN_KEYS = ("turns", "prompt", "instruction", "question", "text", "query")

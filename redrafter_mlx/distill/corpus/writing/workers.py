@@ -29,9 +29,9 @@ from redrafter_mlx.distill.corpus.writing.block_progress import BlockProgress
 from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.loading.target import LoadedTarget, load_target
-from redrafter_mlx.runtime.atomic_write import atomic_write, remove_abandoned
-from redrafter_mlx.runtime.child_process import Child, Send, start_child
-from redrafter_mlx.runtime.environment import environment
+from redrafter_mlx.runtime.files.atomic_write import atomic_write, remove_abandoned
+from redrafter_mlx.runtime.processes.child_process import Child, Send, start_child
+from redrafter_mlx.runtime.processes.environment import environment
 
 POLL_SECONDS = 1.0
 """Seconds between checks of the folder."""

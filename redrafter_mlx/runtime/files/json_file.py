@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.runtime.regular_file import read_regular_text
+from redrafter_mlx.runtime.files.regular_file import read_regular_text
 
 
 def to_json(content: object, indent: int | None = None) -> str:
