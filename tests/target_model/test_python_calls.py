@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import sys
+import threading
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 import mlx.core as mx
 import pytest
 from simulated import AnswerPolicy, Text, cliff, decode, machine
-from tiny import random_model
+from tiny import byte_model, byte_tokenizer, random_drafter, random_model
 
-from redrafter_mlx.config import PLAIN, BeamShape
+from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.drafting.untrained.ngram import Lookup, NgramIndex
+from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model import model as target_model
 from redrafter_mlx.target_model.model import Target
@@ -59,6 +63,34 @@ def verification_calls(layers: int, tree: TokenTree, *, compiled: bool, times: i
     return calls_of(step)
 
 
+def engine_calls(layers: int, shape: BeamShape) -> float:
+    """Count the calls of a step of a whole engine, where the text and its capacity are known."""
+    calls = Counter[str]()
+    counted = "begin"
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        calls[counted] += event == "call" and frame.f_code.co_filename.startswith(OURS)
+
+    threading.setprofile(profile)
+    try:
+        redrafter = Redrafter(
+            byte_model(seed=1, num_hidden_layers=layers),
+            byte_tokenizer(),
+            random_drafter(vocab_size=258),
+        )
+        bias = ((256, -1e9), (257, -1e9))  # no answer ends before
+        steps = dict[str, int]()
+        for counted, tokens in (("once", 40), ("short", 20), ("long", 40)):
+            options = GenerationOptions(max_tokens=tokens, logit_bias=bias, draft=shape != PLAIN)
+            if shape != PLAIN:
+                options = replace(options, beam_width=shape.width, beam_length=shape.length)
+            answer = redrafter.generate([72, 101, 108], options=options)
+            steps[counted] = answer.steps
+    finally:
+        threading.setprofile(None)
+    return (calls["long"] - calls["short"]) / (steps["long"] - steps["short"])
+
+
 @pytest.mark.parametrize("shape", [PLAIN, BeamShape(1, 2), BeamShape(2, 4)])
 def test_a_compiled_call_takes_as_many_calls_with_any_number_of_layers(shape: BeamShape) -> None:
     tree = random_tree(shape.nodes, 97)
@@ -73,6 +105,16 @@ def test_a_layer_of_another_call_takes_what_the_model_asks_and_little_more(
     tree = random_tree(shape.nodes, 97)
     few, many = (verification_calls(n, tree, compiled=False, times=1) for n in (2, 9))
     assert (many - few) / 7 <= ANY_LAYER
+
+
+@pytest.mark.parametrize("shape", [PLAIN, BeamShape(1, 4), BeamShape(3, 4)])
+def test_a_step_of_the_engine_takes_as_many_calls_with_any_number_of_layers(
+    shape: BeamShape,
+) -> None:
+    """Those of an answer's steps: what a longer answer takes beyond a shorter one."""
+    few, many = (engine_calls(layers, shape) for layers in (2, 9))
+    assert few == pytest.approx(many, abs=4)  # a prompt's chunk may be timed, or not
+    assert few < 250
 
 
 def test_reading_a_prompt_takes_what_the_model_asks_of_each_layer() -> None:
