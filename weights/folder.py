@@ -2,9 +2,9 @@
 
 Four things differ from `mlx_lm.load`. The rotary embedding that transformers 5 describes in
 `rope_parameters` reaches every architecture (see raw_model.py). A LLaMA tokenizer that exists only
-as SentencePiece's `tokenizer.model` gives exactly SentencePiece's tokens (see spm.py). A Vicuna
-without a chat template gets Vicuna's. The heads of a Medusa-2 model, which are a drafter, are left
-out. Code that comes with a model is never run.
+as SentencePiece's `tokenizer.model` gives exactly SentencePiece's tokens (see text/spm.py). A
+Vicuna without a chat template gets Vicuna's. The heads of a Medusa-2 model, which are a drafter,
+are left out. Code that comes with a model is never run.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from transformers import PreTrainedTokenizerFast
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.runtime.files.json_file import read_object
 from redrafter_mlx.runtime.files.regular_file import read_regular_text
-from redrafter_mlx.weights.chat import VICUNA_TEMPLATE
-from redrafter_mlx.weights.chat_template import is_vicuna
 from redrafter_mlx.weights.files.folder import (
     SafetensorsHeader,
     check_layers,
@@ -36,7 +34,9 @@ from redrafter_mlx.weights.files.folder import (
     read_headers,
 )
 from redrafter_mlx.weights.raw_model import RawModel, context_length, is_unknown, top_level_rope
-from redrafter_mlx.weights.spm import USER_DEFINED, Pieces, read_pieces, spm_tokenizer
+from redrafter_mlx.weights.text.chat import VICUNA_TEMPLATE
+from redrafter_mlx.weights.text.chat_template import is_vicuna
+from redrafter_mlx.weights.text.spm import USER_DEFINED, Pieces, read_pieces, spm_tokenizer
 
 _HEADS = ("medusa_head.", "mtp.", "language_model.mtp.")
 """Beginnings of the names of tensors that are a drafter's, in files of a whole model.

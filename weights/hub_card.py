@@ -7,7 +7,7 @@ from pathlib import Path
 
 import huggingface_hub
 
-from redrafter_mlx.weights.hub import split_repo
+from redrafter_mlx.weights.fetching.hub import split_repo
 from redrafter_mlx.weights.registry import REGISTRY
 
 _LICENCES = (

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 
 from redrafter_mlx.runtime.files.paths import human_size
-from redrafter_mlx.weights.hub import split_repo
+from redrafter_mlx.weights.fetching.hub import split_repo
 from redrafter_mlx.weights.registry import REGISTRY
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from redrafter_mlx.errors import DamagedFileError, RedrafterError
 from redrafter_mlx.runtime.files.json_file import read_object
 from redrafter_mlx.runtime.files.paths import bytes_below, human_size
-from redrafter_mlx.weights.chat_template import has_chat_template
+from redrafter_mlx.weights.fetching.hub import cached_repos, split_repo
+from redrafter_mlx.weights.fetching.other_apps import other_models
+from redrafter_mlx.weights.fetching.resolve import find_local
 from redrafter_mlx.weights.files.folder import check_model, check_tokenizer
 from redrafter_mlx.weights.fit.machine import planned_machine
 from redrafter_mlx.weights.fit.model_size import StoredModel
@@ -18,11 +20,9 @@ from redrafter_mlx.weights.fit.states import state_bytes
 from redrafter_mlx.weights.gguf.architectures import ARCHITECTURES
 from redrafter_mlx.weights.gguf.config import gguf_config
 from redrafter_mlx.weights.gguf.header import parts_of, read_header, weight_types
-from redrafter_mlx.weights.hub import cached_repos, split_repo
-from redrafter_mlx.weights.other_apps import other_models
 from redrafter_mlx.weights.raw_model import context_length
 from redrafter_mlx.weights.registry import REGISTRY
-from redrafter_mlx.weights.resolve import find_local
+from redrafter_mlx.weights.text.chat_template import has_chat_template
 
 _NO_TEMPLATE = "none: it cannot chat; `generate --raw` and /v1/completions continue a text"
 

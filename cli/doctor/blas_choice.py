@@ -19,8 +19,8 @@ from redrafter_mlx.cli.options import ModelOptions
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cpu.blas import libraries_here, prefer_library, preferred_library
 from redrafter_mlx.runtime.processes.launched import launched_rank
-from redrafter_mlx.weights.chat_template import require_chat_template
-from redrafter_mlx.weights.resolve import resolve
+from redrafter_mlx.weights.fetching.resolve import resolve
+from redrafter_mlx.weights.text.chat_template import require_chat_template
 
 _CHOSEN = "REDRAFTER_BLAS"
 

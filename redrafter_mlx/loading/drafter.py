@@ -49,12 +49,12 @@ from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.source import TargetSource
 from redrafter_mlx.weights import Progress
+from redrafter_mlx.weights.fetching.partial import resolve_part
+from redrafter_mlx.weights.fetching.resolve import find_local, is_repo, resolve
 from redrafter_mlx.weights.fit.model_size import bits_of_drafter
 from redrafter_mlx.weights.fit.needs import stored_model
 from redrafter_mlx.weights.known_drafters import KnownDrafter, known_drafters
-from redrafter_mlx.weights.partial import resolve_part
 from redrafter_mlx.weights.registry import REGISTRY
-from redrafter_mlx.weights.resolve import find_local, is_repo, resolve
 
 
 @dataclass(frozen=True)

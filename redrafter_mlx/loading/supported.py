@@ -11,9 +11,9 @@ from redrafter_mlx.drafting.files.recognition import check_form
 from redrafter_mlx.errors import ModelNotFoundError, UnsupportedModelError
 from redrafter_mlx.runtime.files.json_file import read_object
 from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.weights.fetching.hub import MAX_DRAFTER_LAYERS
 from redrafter_mlx.weights.files.folder import MAX_LAYERS, check_layers
 from redrafter_mlx.weights.files.names import holds_tokenizer
-from redrafter_mlx.weights.hub import MAX_DRAFTER_LAYERS
 from redrafter_mlx.weights.raw_model import is_unknown, top_level_rope
 
 

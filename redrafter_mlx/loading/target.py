@@ -32,7 +32,7 @@ from redrafter_mlx.target_model.fingerprint import nbytes_of
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.source import TargetSource
 from redrafter_mlx.weights import LOG, Progress
-from redrafter_mlx.weights.chat_template import require_chat_template
+from redrafter_mlx.weights.fetching.resolve import LocalModel, find_local, resolve
 from redrafter_mlx.weights.fit.machine import this_machine
 from redrafter_mlx.weights.fit.needs import MOSTLY_EMBEDDING, check_load, stored_model
 from redrafter_mlx.weights.folder import load_folder
@@ -48,7 +48,7 @@ from redrafter_mlx.weights.precision import (
 from redrafter_mlx.weights.quantised_cache import keep_quantised, quantised_file, use_quantised
 from redrafter_mlx.weights.raw_model import RawModel
 from redrafter_mlx.weights.registry import DEFAULT_MODEL
-from redrafter_mlx.weights.resolve import LocalModel, find_local, resolve
+from redrafter_mlx.weights.text.chat_template import require_chat_template
 
 
 @dataclass(frozen=True)

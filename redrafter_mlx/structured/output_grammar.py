@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from redrafter_mlx.structured.grammar import Grammars
 from redrafter_mlx.structured.tools import Tool
-from redrafter_mlx.weights.markup import JSON_CALLS
+from redrafter_mlx.weights.text.markup import JSON_CALLS
 
 
 def answer_grammar(

@@ -18,9 +18,9 @@ from redrafter_mlx.structured.output_grammar import answer_grammar
 from redrafter_mlx.structured.thinking import BoundedThinking, ThinkingBudget
 from redrafter_mlx.structured.tools import Tool, read_choice, read_tools, spelled_out
 from redrafter_mlx.structured.turns import render_turns
-from redrafter_mlx.weights.chat import render_chat
-from redrafter_mlx.weights.markup import JSON_CALLS, Markup, OutputParser, markup_of
-from redrafter_mlx.weights.messages import check_continued, check_messages
+from redrafter_mlx.weights.text.chat import render_chat
+from redrafter_mlx.weights.text.markup import JSON_CALLS, Markup, OutputParser, markup_of
+from redrafter_mlx.weights.text.messages import check_continued, check_messages
 
 Messages = Sequence[Mapping[str, object]]
 

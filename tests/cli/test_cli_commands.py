@@ -372,7 +372,7 @@ def test_doctor_shows_an_error_without_a_remedy_of_its_own_whole(
     def fail(_: str) -> None:
         raise DamagedFileError("/models/a; b.gguf is damaged; fetch it again")
 
-    monkeypatch.setattr("redrafter_mlx.weights.resolve.find_local", fail)
+    monkeypatch.setattr("redrafter_mlx.weights.fetching.resolve.find_local", fail)
     assert main.run(["doctor", "--json"]) == 0
     problems = json.loads(capsys.readouterr().out)["problems"]
     (found,) = (p for p in problems if "b.gguf" in p["what"])

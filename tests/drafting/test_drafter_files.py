@@ -20,8 +20,8 @@ from redrafter_mlx.drafting.files.recognition import holds_drafter
 from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError, UnsupportedModelError
 from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.weights.fetching.hub import is_drafter_config
 from redrafter_mlx.weights.files.tensors import StoredTensors, open_tensors
-from redrafter_mlx.weights.hub import is_drafter_config
 
 
 def write(folder: Path, name: str, **tensors: tuple[int, ...]) -> None:

@@ -20,8 +20,8 @@ from redrafter_mlx.engine.prompts.prompt import longest_token, text_bytes
 from redrafter_mlx.errors import BadInputError, ContextLengthError
 from redrafter_mlx.structured.grammar import Grammars
 from redrafter_mlx.structured.plan import plan_output
-from redrafter_mlx.weights.chat import encode_text
 from redrafter_mlx.weights.gguf.load import load_gguf
+from redrafter_mlx.weights.text.chat import encode_text
 
 RNG = random.Random(3)
 TEXTS = [

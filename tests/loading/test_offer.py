@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from redrafter_mlx.cli import main, options, serve
 from redrafter_mlx.cli.terminal import INTERRUPTED, Terminal
 from redrafter_mlx.errors import DownloadError, RedrafterError
-from redrafter_mlx.weights import hub, resolve
+from redrafter_mlx.weights.fetching import hub, resolve
 from redrafter_mlx.weights.known_drafters import KnownDrafter
 
 REPO = "org/tiny-drafter"

@@ -18,6 +18,7 @@ from redrafter_mlx.loading import load as loading
 from redrafter_mlx.loading.load import load
 from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.target_model.source import TargetSource
+from redrafter_mlx.weights.fetching.resolve import is_repo
 from redrafter_mlx.weights.known_drafters import (
     KNOWN_DRAFTERS,
     KnownDrafter,
@@ -26,7 +27,6 @@ from redrafter_mlx.weights.known_drafters import (
 )
 from redrafter_mlx.weights.precision import stored_bits
 from redrafter_mlx.weights.registry import DEFAULT_MODEL
-from redrafter_mlx.weights.resolve import is_repo
 
 
 @pytest.mark.parametrize(

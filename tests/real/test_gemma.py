@@ -26,9 +26,9 @@ from redrafter_mlx.response import Response
 from redrafter_mlx.runtime.files.atomic_write import atomic_write
 from redrafter_mlx.runtime.files.paths import cache_dir
 from redrafter_mlx.verification import verify
-from redrafter_mlx.weights.chat import encode_text
-from redrafter_mlx.weights.checksum import sha256_of
+from redrafter_mlx.weights.fetching.checksum import sha256_of
 from redrafter_mlx.weights.gguf.header import read_header
+from redrafter_mlx.weights.text.chat import encode_text
 
 pytestmark = pytest.mark.real_model2
 

@@ -32,7 +32,7 @@ from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.structured.grammar import Grammars
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.verification import verify
-from redrafter_mlx.weights.chat import encode_text, render_chat
+from redrafter_mlx.weights.text.chat import encode_text, render_chat
 
 pytestmark = pytest.mark.real_model
 

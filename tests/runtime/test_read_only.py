@@ -16,9 +16,9 @@ from weights_samples import Q4_1, gguf_metadata, gguf_tensors, llama_model, writ
 
 import redrafter_mlx
 from redrafter_mlx.runtime.files.paths import keep_own_kernels
+from redrafter_mlx.weights.fetching.resolve import resolve
+from redrafter_mlx.weights.fetching.wheel import wheel_path
 from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY
-from redrafter_mlx.weights.resolve import resolve
-from redrafter_mlx.weights.wheel import wheel_path
 
 NOBODY = 65534
 CANNOT = 77

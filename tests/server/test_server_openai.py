@@ -27,7 +27,7 @@ from tiny import plain_tokens  # noqa: E402
 from waiting import wait_for  # noqa: E402
 
 from redrafter_mlx.engine.engine import Redrafter  # noqa: E402
-from redrafter_mlx.weights.chat import render_chat  # noqa: E402
+from redrafter_mlx.weights.text.chat import render_chat  # noqa: E402
 
 
 @pytest.fixture(scope="module")

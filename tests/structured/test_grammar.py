@@ -22,7 +22,7 @@ from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.structured.grammar import GrammarConstraint, Grammars
-from redrafter_mlx.weights.spm import BYTE, CONTROL, NORMAL, UNKNOWN, Pieces, spm_tokenizer
+from redrafter_mlx.weights.text.spm import BYTE, CONTROL, NORMAL, UNKNOWN, Pieces, spm_tokenizer
 
 PROMPT = [72, 101, 108]
 

@@ -25,7 +25,7 @@ from redrafter_mlx.structured.grammar import Grammars
 from redrafter_mlx.structured.json_schema import json_term
 from redrafter_mlx.structured.output_grammar import answer_grammar
 from redrafter_mlx.structured.plan import OutputPlan, plan_output
-from redrafter_mlx.weights.markup import JSON_CALLS, Delta, Markup, OutputParser, markup_of
+from redrafter_mlx.weights.text.markup import JSON_CALLS, Delta, Markup, OutputParser, markup_of
 
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 WITH_TOOLS = (

@@ -20,7 +20,7 @@ from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.structured.grammar import Grammars
 from redrafter_mlx.structured.plan import plan_output, shows_tools
-from redrafter_mlx.weights.chat import render_chat
+from redrafter_mlx.weights.text.chat import render_chat
 
 ASKED = {"role": "user", "content": "Rain?"}
 CALL = {"id": "call12345", "type": "function", "function": {"name": "sky", "arguments": "{}"}}

@@ -14,8 +14,8 @@ from mlx_lm.chat_templates import muse_spark as muse_spark_template
 from mlx_lm.tool_parsers import glm47, muse_spark
 from tool_writers import SCHEMAS, TOOLS, WRITERS, Writer, parser, parts, tool
 
-from redrafter_mlx.weights.calls.forms import FORMS
-from redrafter_mlx.weights.markup import JSON_CALLS, Markup, OutputParser
+from redrafter_mlx.weights.text.calls.forms import FORMS
+from redrafter_mlx.weights.text.markup import JSON_CALLS, Markup, OutputParser
 
 MARKS = {
     "qwen3_coder": ["</parameter>", "</function>", "<function=g>", "<parameter=z>"],

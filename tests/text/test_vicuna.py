@@ -20,8 +20,8 @@ from weights_samples import gguf_metadata, gguf_tensors, llama_model, write_fold
 from redrafter_mlx.decoding.text import TokenText
 from redrafter_mlx.errors import BadInputError, DamagedFileError, UnsupportedModelError
 from redrafter_mlx.loading.target import LoadedTarget, load_target
-from redrafter_mlx.weights.chat import encode_text, render_chat
-from redrafter_mlx.weights.spm import (
+from redrafter_mlx.weights.text.chat import encode_text, render_chat
+from redrafter_mlx.weights.text.spm import (
     BYTE,
     CONTROL,
     NORMAL,

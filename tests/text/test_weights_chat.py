@@ -18,9 +18,9 @@ from weights_samples import (
 )
 
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.weights.chat import encode_text, render_chat
 from redrafter_mlx.weights.gguf.load import load_gguf
-from redrafter_mlx.weights.messages import check_messages
+from redrafter_mlx.weights.text.chat import encode_text, render_chat
+from redrafter_mlx.weights.text.messages import check_messages
 
 START, END = vocabulary().index("<|im_start|>"), vocabulary().index("<|im_end|>")
 

@@ -29,6 +29,7 @@ from redrafter_mlx.cli import main
 from redrafter_mlx.errors import DownloadError, TooLargeError
 from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.runtime.files.paths import human_size
+from redrafter_mlx.weights.fetching.hub import check_room
 from redrafter_mlx.weights.fit.machine import Machine, this_machine
 from redrafter_mlx.weights.fit.model_size import StoredModel, of_config
 from redrafter_mlx.weights.fit.needs import (
@@ -40,7 +41,6 @@ from redrafter_mlx.weights.fit.needs import (
     needs,
     stored_model,
 )
-from redrafter_mlx.weights.hub import check_room
 from redrafter_mlx.weights.precision import quantize_layers
 from redrafter_mlx.weights.registry import REGISTRY
 

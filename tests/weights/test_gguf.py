@@ -43,12 +43,12 @@ from redrafter_mlx.errors import (
 )
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.weights.chat import encode_text, render_chat
-from redrafter_mlx.weights.checksum import sha256_of
+from redrafter_mlx.weights.fetching.checksum import sha256_of
 from redrafter_mlx.weights.gguf.fingerprint import gguf_fingerprint
 from redrafter_mlx.weights.gguf.header import read_header
 from redrafter_mlx.weights.gguf.load import load_gguf
 from redrafter_mlx.weights.status import show_model
+from redrafter_mlx.weights.text.chat import encode_text, render_chat
 
 PROMPT = mx.array([[5, 70, 12, 200, 9, 33, 101]])
 
@@ -207,7 +207,7 @@ def test_a_drafter_that_names_the_checksum_of_a_whole_file_is_found(
 ) -> None:
     """As trained before; a large file's checksum is remembered from then."""
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("redrafter_mlx.weights.checksum.WORTH_REMEMBERING", 1000)
+    monkeypatch.setattr("redrafter_mlx.weights.fetching.checksum.WORTH_REMEMBERING", 1000)
     whole = sha256_of(sample)
     target = load_target(sample)
     assert target.source.earlier_fingerprint == f"sha256:{whole}" != target.source.fingerprint
@@ -231,7 +231,7 @@ def test_a_large_file_is_not_read_to_be_hashed(
     sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("redrafter_mlx.weights.checksum.WORTH_REMEMBERING", 1000)
+    monkeypatch.setattr("redrafter_mlx.weights.fetching.checksum.WORTH_REMEMBERING", 1000)
     assert load_target(sample).source.earlier_fingerprint is None
     assert not (tmp_path / "cache" / "checksums").exists()
     digest = hashlib.sha256(sample.read_bytes()).hexdigest()

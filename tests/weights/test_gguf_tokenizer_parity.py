@@ -13,9 +13,9 @@ from hard_texts import HARD_STRINGS
 from tokenizers import Tokenizer
 from weights_samples import gguf_metadata, gguf_tensors, llama_model, pairs_metadata, write_gguf
 
-from redrafter_mlx.weights.chat import encode_text
 from redrafter_mlx.weights.gguf.header import read_header
 from redrafter_mlx.weights.gguf.load import load_gguf
+from redrafter_mlx.weights.text.chat import encode_text
 
 pytestmark = pytest.mark.parity
 

@@ -11,7 +11,7 @@ from weights_samples import F16, gguf_metadata, gguf_tensors, llama_model, write
 from redrafter_mlx.cli import main
 from redrafter_mlx.errors import DamagedFileError, ModelNotFoundError, UnsupportedModelError
 from redrafter_mlx.loading.target import load_target
-from redrafter_mlx.weights.resolve import find_local
+from redrafter_mlx.weights.fetching.resolve import find_local
 from redrafter_mlx.weights.status import list_models
 
 OWN = "registry.ollama.ai/library"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from redrafter_mlx.weights import checksum
-from redrafter_mlx.weights.checksum import is_intact, sha256_of
+from redrafter_mlx.weights.fetching import checksum
+from redrafter_mlx.weights.fetching.checksum import is_intact, sha256_of
 
 
 @pytest.fixture

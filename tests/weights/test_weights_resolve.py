@@ -48,7 +48,7 @@ from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.files.paths import cache_dir, check_free_disk, human_size
 from redrafter_mlx.target_model.source import TargetSource
 from redrafter_mlx.weights import log_progress, registry
-from redrafter_mlx.weights.resolve import find_local, pull, resolve
+from redrafter_mlx.weights.fetching.resolve import find_local, pull, resolve
 from redrafter_mlx.weights.status import list_models, show_model
 
 
@@ -523,7 +523,9 @@ def test_what_does_not_fit_is_refused_before_its_weights_are_fetched(
     hub.repos["org/large", "main"] = files
     for gigabytes, fetched in ((2, False), (192, True)):
         machine = mac(gigabytes)
-        monkeypatch.setattr("redrafter_mlx.weights.resolve.this_machine", lambda m=machine: m)
+        monkeypatch.setattr(
+            "redrafter_mlx.weights.fetching.resolve.this_machine", lambda m=machine: m
+        )
         monkeypatch.setattr("redrafter_mlx.weights.fit.needs.WORK", 2 * 10**9)
         assert main.run(["pull", "org/large"]) == 1  # the files are not a model
         assert any(asked.endswith("/model.safetensors") for asked in hub.asked) == fetched
@@ -633,7 +635,7 @@ def test_of_a_mixture_of_experts_the_listed_bytes_decide_whether_it_is_fetched(
     files = model_files(config)
     hub.repos["org/experts", "main"] = files
     machine = replace(mac(16), working_set=2000)
-    monkeypatch.setattr("redrafter_mlx.weights.resolve.this_machine", lambda: machine)
+    monkeypatch.setattr("redrafter_mlx.weights.fetching.resolve.this_machine", lambda: machine)
     said: list[str] = []
     if quantised:
         with pytest.raises(TooLargeError, match="org/experts"):
@@ -649,7 +651,7 @@ def test_every_command_that_downloads_says_what_fits(
 ) -> None:
     files = model_files(LARGE)
     machine = replace(mac(16), working_set=2 * 10**9)
-    monkeypatch.setattr("redrafter_mlx.weights.resolve.this_machine", lambda: machine)
+    monkeypatch.setattr("redrafter_mlx.weights.fetching.resolve.this_machine", lambda: machine)
     for command in (["generate", "-p", "x"], ["chat"], ["bench"], ["verify"]):
         hub.repos.clear()
         shutil.rmtree(constants.HF_HUB_CACHE, ignore_errors=True)

@@ -15,7 +15,13 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.weights.gguf.header import GGUFHeader
-from redrafter_mlx.weights.spm import CONTROL, USER_DEFINED, Pieces, fast_tokenizer, spm_tokenizer
+from redrafter_mlx.weights.text.spm import (
+    CONTROL,
+    USER_DEFINED,
+    Pieces,
+    fast_tokenizer,
+    spm_tokenizer,
+)
 
 _HARMONY_ENDS = ("<|return|>", "<|call|>")
 _ENDS = (

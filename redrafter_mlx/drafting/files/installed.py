@@ -15,14 +15,14 @@ from redrafter_mlx.learning.versions import in_use
 from redrafter_mlx.runtime.files.paths import bytes_below, cache_dir
 from redrafter_mlx.runtime.files.regular_file import read_regular_text
 from redrafter_mlx.weights import SHIPPED_DRAFTERS, Progress, no_progress
-from redrafter_mlx.weights.checksum import known_sha256
+from redrafter_mlx.weights.fetching.checksum import known_sha256
+from redrafter_mlx.weights.fetching.resolve import find_local
 from redrafter_mlx.weights.files.folder import folder_fingerprint, read_headers
 from redrafter_mlx.weights.files.names import WEIGHTS
 from redrafter_mlx.weights.gguf.fingerprint import gguf_fingerprint
 from redrafter_mlx.weights.gguf.header import read_header
 from redrafter_mlx.weights.known_drafters import hub_name, known_drafters
 from redrafter_mlx.weights.registry import REGISTRY
-from redrafter_mlx.weights.resolve import find_local
 
 
 def own_shelf() -> Path:

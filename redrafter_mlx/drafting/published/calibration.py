@@ -23,8 +23,8 @@ from redrafter_mlx.drafting.interface import Drafter, Seen
 from redrafter_mlx.runtime.files.atomic_write import write_private_text
 from redrafter_mlx.runtime.files.paths import cache_dir
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.weights.chat import encode_text, render_chat
 from redrafter_mlx.weights.files.tensors import StoredTensors
+from redrafter_mlx.weights.text.chat import encode_text, render_chat
 
 AS_STORED = "as its files say"
 

@@ -36,7 +36,7 @@ from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.fingerprint import values_hash
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights import LOG
-from redrafter_mlx.weights.chat import encode_text, render_chat
+from redrafter_mlx.weights.text.chat import encode_text, render_chat
 
 _K = 4
 """Number of successors in a row."""

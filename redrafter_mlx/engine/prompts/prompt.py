@@ -16,8 +16,8 @@ from redrafter_mlx.engine.memory.budget import MemoryBudget
 from redrafter_mlx.errors import BadInputError, ContextLengthError
 from redrafter_mlx.runtime.plain import plain
 from redrafter_mlx.target_model.source import TargetSource
-from redrafter_mlx.weights.chat import encode_text, render_chat
 from redrafter_mlx.weights.raw_model import context_length
+from redrafter_mlx.weights.text.chat import encode_text, render_chat
 
 Message = Mapping[str, object]
 

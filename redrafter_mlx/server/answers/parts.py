@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from redrafter_mlx.server.answers.answering import Emitted
-from redrafter_mlx.weights.markup import Delta, OutputParser, ToolCall
+from redrafter_mlx.weights.text.markup import Delta, OutputParser, ToolCall
 
 
 class AnswerParts:

@@ -15,7 +15,7 @@ from redrafter_mlx.server.answers.reply import R, Reply
 from redrafter_mlx.server.answers.sse import Json
 from redrafter_mlx.server.hosting import Hosted
 from redrafter_mlx.structured.plan import OutputPlan
-from redrafter_mlx.weights.markup import Delta
+from redrafter_mlx.weights.text.markup import Delta
 
 
 class SingleReply(Reply[R]):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 from redrafter_mlx.server.answers.sse import Json
-from redrafter_mlx.weights.markup import Delta, ToolCall
+from redrafter_mlx.weights.text.markup import Delta, ToolCall
 
 _SIGNATURE = "redrafter-mlx"
 """Signs thinking, which clients send back unchanged: there is nothing to check."""

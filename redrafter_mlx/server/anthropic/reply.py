@@ -16,7 +16,7 @@ from redrafter_mlx.server.api_error import ApiError, blamed_on
 from redrafter_mlx.server.hosting import Hosted
 from redrafter_mlx.server.requests.texts import refuse
 from redrafter_mlx.structured.plan import OutputPlan, plan_output
-from redrafter_mlx.weights.markup import Delta
+from redrafter_mlx.weights.text.markup import Delta
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 

@@ -13,7 +13,7 @@ from redrafter_mlx.server.api_error import ApiError, blamed_on
 from redrafter_mlx.server.openai.reply import OpenAIReply
 from redrafter_mlx.server.openai.schemas import ChatRequest
 from redrafter_mlx.structured.plan import plan_output
-from redrafter_mlx.weights.markup import Delta, ToolCall
+from redrafter_mlx.weights.text.markup import Delta, ToolCall
 
 
 class ChatReply(OpenAIReply[ChatRequest]):

@@ -10,7 +10,7 @@ from typing import Literal
 from redrafter_mlx.server.answers.sse import Json
 from redrafter_mlx.server.responses.items import encrypted
 from redrafter_mlx.server.responses.tools import ToolSet
-from redrafter_mlx.weights.markup import Delta, ToolCall
+from redrafter_mlx.weights.text.markup import Delta, ToolCall
 
 Kind = Literal["reasoning", "message"]
 

@@ -15,7 +15,7 @@ from redrafter_mlx.server.responses.output import Output
 from redrafter_mlx.server.responses.schema import ENCRYPTED, LOGPROBS, ResponsesRequest
 from redrafter_mlx.server.responses.tools import ToolSet
 from redrafter_mlx.structured.plan import OutputPlan, plan_output
-from redrafter_mlx.weights.markup import Delta
+from redrafter_mlx.weights.text.markup import Delta
 
 
 class ResponsesReply(SingleReply[ResponsesRequest]):

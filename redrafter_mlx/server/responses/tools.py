@@ -10,7 +10,7 @@ from typing import Any
 
 from redrafter_mlx.server.answers.sse import Json
 from redrafter_mlx.server.requests.texts import refuse
-from redrafter_mlx.weights.markup import ToolCall
+from redrafter_mlx.weights.text.markup import ToolCall
 
 _INPUT = {
     "type": "object",

@@ -74,7 +74,7 @@ def test_a_dry_run_downloads_nothing(
     def fetched(*_: object) -> None:
         raise AssertionError("it asks the Hub")
 
-    monkeypatch.setattr("redrafter_mlx.weights.resolve.fetch", fetched)
+    monkeypatch.setattr("redrafter_mlx.weights.fetching.resolve.fetch", fetched)
     line = ["train", "org/not-here", "-o", str(tmp_path / "out"), "--dry-run"]
     assert main.run(line) == 1
     assert "pull org/not-here" in capsys.readouterr().err

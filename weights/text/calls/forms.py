@@ -8,10 +8,10 @@ from typing import Any
 
 from mlx_lm.tool_parsers import glm47
 
-from redrafter_mlx.weights.calls.form import Calls, Form, NoCallError, Setting, ToolParser
-from redrafter_mlx.weights.calls.json_calls import JSON_LEADS, JSONForm, calls_in
-from redrafter_mlx.weights.calls.quoted_calls import GemmaForm, PythonForm
-from redrafter_mlx.weights.calls.tagged_calls import TaggedForm
+from redrafter_mlx.weights.text.calls.form import Calls, Form, NoCallError, Setting, ToolParser
+from redrafter_mlx.weights.text.calls.json_calls import JSON_LEADS, JSONForm, calls_in
+from redrafter_mlx.weights.text.calls.quoted_calls import GemmaForm, PythonForm
+from redrafter_mlx.weights.text.calls.tagged_calls import TaggedForm
 
 _XTML = r"<\|open\|>{}[^<]*?"
 

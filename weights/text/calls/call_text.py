@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from redrafter_mlx.weights.calls.form import (
+from redrafter_mlx.weights.text.calls.form import (
     Call,
     Calls,
     Form,

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from redrafter_mlx.weights.calls.form import (
+from redrafter_mlx.weights.text.calls.form import (
     Call,
     Calls,
     Form,
@@ -22,9 +22,9 @@ from redrafter_mlx.weights.calls.form import (
     end_of,
     without_partial,
 )
-from redrafter_mlx.weights.calls.json_calls import JSON_LEADS, JSONForm, calls_in
-from redrafter_mlx.weights.calls.literal import read_literal
-from redrafter_mlx.weights.calls.values import Schema, kinds, parameter, typed, write
+from redrafter_mlx.weights.text.calls.json_calls import JSON_LEADS, JSONForm, calls_in
+from redrafter_mlx.weights.text.calls.literal import read_literal
+from redrafter_mlx.weights.text.calls.values import Schema, kinds, parameter, typed, write
 
 _WORD = re.compile(r"\w+")
 _SPACE = re.compile(r"\s*")

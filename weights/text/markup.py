@@ -11,10 +11,10 @@ from mlx_lm.generate import TextStateMachine, make_text_state_machine
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tool_parsers import json_tools
 
-from redrafter_mlx.weights.calls.call_text import CallText, Outcome
-from redrafter_mlx.weights.calls.form import Call, Form, Setting, ToolParser
-from redrafter_mlx.weights.calls.forms import form_of
-from redrafter_mlx.weights.calls.values import write
+from redrafter_mlx.weights.text.calls.call_text import CallText, Outcome
+from redrafter_mlx.weights.text.calls.form import Call, Form, Setting, ToolParser
+from redrafter_mlx.weights.text.calls.forms import form_of
+from redrafter_mlx.weights.text.calls.values import write
 
 _HARMONY = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>")
 """Control tokens of gpt-oss's format, in which an answer is a series of messages in channels. The

@@ -16,8 +16,13 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
 
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.weights.markup import OutputParser, markup_of
-from redrafter_mlx.weights.messages import all_text, check_continued, check_messages, check_text
+from redrafter_mlx.weights.text.markup import OutputParser, markup_of
+from redrafter_mlx.weights.text.messages import (
+    all_text,
+    check_continued,
+    check_messages,
+    check_text,
+)
 
 VICUNA_TEMPLATE = """\
 {{ bos_token }}\

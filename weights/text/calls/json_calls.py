@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from redrafter_mlx.weights.calls.form import (
+from redrafter_mlx.weights.text.calls.form import (
     Call,
     Calls,
     Form,
@@ -14,7 +14,7 @@ from redrafter_mlx.weights.calls.form import (
     UnfinishedError,
     arguments_of,
 )
-from redrafter_mlx.weights.calls.literal import closed, read_literal
+from redrafter_mlx.weights.text.calls.literal import closed, read_literal
 
 JSON_LEADS = ('{"', "{'", "[{")
 

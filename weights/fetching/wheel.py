@@ -17,7 +17,7 @@ from redrafter_mlx.errors import DownloadError
 from redrafter_mlx.runtime.files.atomic_write import atomic_write, remove_abandoned
 from redrafter_mlx.runtime.files.paths import cache_dir, check_free_disk
 from redrafter_mlx.weights import DOWNLOADING, Progress
-from redrafter_mlx.weights.checksum import is_intact
+from redrafter_mlx.weights.fetching.checksum import is_intact
 from redrafter_mlx.weights.registry import Registered
 
 _PIP = (

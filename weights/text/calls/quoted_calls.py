@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from redrafter_mlx.weights.calls.form import (
+from redrafter_mlx.weights.text.calls.form import (
     Call,
     Calls,
     Form,
@@ -15,9 +15,9 @@ from redrafter_mlx.weights.calls.form import (
     UnfinishedError,
     end_of,
 )
-from redrafter_mlx.weights.calls.json_calls import JSON_LEADS, JSONForm
-from redrafter_mlx.weights.calls.literal import closed, extent
-from redrafter_mlx.weights.calls.values import Schema, literal, parameter
+from redrafter_mlx.weights.text.calls.json_calls import JSON_LEADS, JSONForm
+from redrafter_mlx.weights.text.calls.literal import closed, extent
+from redrafter_mlx.weights.text.calls.values import Schema, literal, parameter
 
 _JSON = JSONForm(leads=JSON_LEADS)
 _BRACKET, _COMMA = re.compile(r"\s*\["), re.compile(r"\s*[,;]")

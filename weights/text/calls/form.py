@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from redrafter_mlx.weights.calls.values import JSON, Schema, fitted, parameter, write
+from redrafter_mlx.weights.text.calls.values import JSON, Schema, fitted, parameter, write
 
 _LONGEST_LEAD = 400
 """Characters of a text in which a call's beginning is found."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 
-from redrafter_mlx.weights.calls.form import NoCallError, UnfinishedError
-from redrafter_mlx.weights.calls.values import JSON, python_literal
+from redrafter_mlx.weights.text.calls.form import NoCallError, UnfinishedError
+from redrafter_mlx.weights.text.calls.values import JSON, python_literal
 
 _TOKEN = re.compile(
     r'"""(?:\\.|[^\\])*?"""' r"|'''(?:\\.|[^\\])*?'''"

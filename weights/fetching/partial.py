@@ -8,7 +8,8 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from redrafter_mlx.errors import DamagedFileError, DownloadError, ModelNotFoundError
-from redrafter_mlx.weights import Progress, hub, log_progress
+from redrafter_mlx.weights import Progress, log_progress
+from redrafter_mlx.weights.fetching import hub
 from redrafter_mlx.weights.files.names import (
     MODEL_WEIGHTS,
     Needed,
