@@ -15,8 +15,9 @@ from redrafter_mlx.drafting.names import TRAINED, parse
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.errors import BadInputError, BusyError
-from redrafter_mlx.loading.drafter import PreparedDrafter, prepare_drafter
+from redrafter_mlx.loading.drafter import prepare_drafter
 from redrafter_mlx.loading.load import draft_with, load
+from redrafter_mlx.loading.prepared import PreparedDrafter
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.processes.launched import launched_rank
 
@@ -37,7 +38,7 @@ def load_model(
     return load(
         options.model, drafter, dtype=loading.dtype, quantize=loading.quantize,
         kv_bits=options.kv_bits, quantized_kv_start=options.quantized_kv_start,
-        drafter_bits=options.drafter_bits, offline=options.offline,
+        drafter_bits=options.drafter_bits, draft_vocab=options.draft_vocab, offline=options.offline,
         engine=engine,
         chat_or=None if options.raw else "set raw to ask the questions as plain text",
     )  # fmt: skip
@@ -48,10 +49,10 @@ def load_drafters(
 ) -> dict[str | None, Redrafter]:
     """Load the target with each drafter of the options, by name; a single drafter's key is None."""
     first, *others = [name for name in options.drafters if name != RANDOM] or [TRAINED]
-    bits, offline = options.drafter_bits, options.offline
+    asked, offline = (options.drafter_bits, options.draft_vocab), options.offline
     engine = EngineOptions(max_batch=max([EngineOptions.max_batch, *options.batch_sizes]))
     # Only rank 0 needs the files of drafters.
-    named = {} if launched_rank() else {n: prepare_drafter(parse(n), bits) for n in others}
+    named = {} if launched_rank() else {n: prepare_drafter(parse(n), *asked) for n in others}
     loaded = load(options, loading, first, engine)
     by_name = {first: loaded} | {
         name: draft_again(loaded, other, offline, activity) for name, other in named.items()
@@ -59,7 +60,7 @@ def load_drafters(
     if RANDOM in options.drafters:
         untrained = next(filter(None, map(untrain, by_name.values())), None)
         if untrained is None:
-            trained = prepare_drafter(parse(TRAINED), bits)
+            trained = prepare_drafter(parse(TRAINED), *asked)
             untrained = untrain(draft_again(loaded, trained, offline, activity))
         assert untrained is not None, "every form that is trained has weights"
         by_name[RANDOM] = untrained

@@ -69,6 +69,7 @@ class BenchOptions:
     answers: str | None = None
     drafter: tuple[str, ...] = ()
     drafter_bits: int | None = None
+    draft_vocab: int | None = None
     model: str | None = None
     dtype: str = "auto"
     quantize: int | None = None

@@ -88,6 +88,11 @@ DRAFTER_BITS = Flag(
     "[default: the target's bits]",
     "4|8|16", DRAFTS,
 )  # fmt: skip
+DRAFT_VOCAB = Flag(
+    "Draft only N tokens with an MTP head or another drafter that scores all of them, the most "
+    "frequent ones of kept answers, then the lowest ids: faster, and the same text. [default: all]",
+    "N", DRAFTS,
+)  # fmt: skip
 KV_BITS = Flag(
     "Quantise the keys and values of a text to this many bits: less memory, and another text.",
     "4|8", MODEL,
@@ -129,6 +134,7 @@ class ModelOptions(TargetOptions):
         "smaller model's name; FILE.py:CLASS. A+B uses both, A+tree:NAME a static tree.",
         "auto|trained|mtp|successors|lookup|earlier|none|NAME", DRAFTS)] = AUTO  # fmt: skip
     drafter_bits: Annotated[int | None, DRAFTER_BITS] = None
+    draft_vocab: Annotated[int | None, DRAFT_VOCAB] = None
     kv_bits: Annotated[int | None, KV_BITS] = None
     quantized_kv_start: Annotated[int, KV_START] = 0
 

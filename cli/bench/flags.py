@@ -68,6 +68,7 @@ FLAGS: Mapping[str, Flag] = {
         "shuffled. Given several times, all are measured in turn. [default: auto]",
         "auto|trained|successors|lookup|random|none|PATH", MODEL),
     "drafter_bits": Flag(opt.DRAFTER_BITS.help, "4|8|16", MODEL),
+    "draft_vocab": Flag(opt.DRAFT_VOCAB.help, "N", MODEL),
     "model": opt.TARGET,
     "dtype": Flag(
         f"{', '.join(get_args(Label))}; several are loaded in turn.", "TYPE,...", MODEL),

@@ -77,7 +77,7 @@ def _load(
     """Load the model with progress on stderr."""
     asked = opt.ModelOptions(
         options.model, loading.dtype, loading.quantize, options.offline, drafter,
-        options.drafter_bits, options.kv_bits, options.quantized_kv_start,
+        options.drafter_bits, options.draft_vocab, options.kv_bits, options.quantized_kv_start,
     )  # fmt: skip
     return opt.load_model(asked, engine, chat_or=None if options.raw else opt.RAW_INSTEAD)
 

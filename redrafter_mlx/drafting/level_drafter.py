@@ -1,7 +1,6 @@
 """Drafters that draft level by level: beam search over them, draws, and static trees.
 
-A form that derives from these classes implements its distribution, and inherits every way to search
-it.
+A form that derives from these classes implements its distribution, and inherits all searches.
 """
 
 from __future__ import annotations
@@ -98,10 +97,21 @@ class LevelDrafter(Drafter):
 
     @property
     def timing_key(self) -> str:
-        return f"{self._name} {shapes_hash(self._module)}"
+        fewer = self.scores_all and self.vocabulary.share < 1
+        over = f" over {self.vocabulary.size} tokens" if fewer else ""
+        return f"{self._name} {shapes_hash(self._module)}{over}"
+
+    @property
+    def scores_all(self) -> bool:
+        """Whether it can score all tokens with the target's output layer."""
+        return False
+
+    def within(self: _D, vocabulary: DraftVocabulary) -> _D:
+        """Return the same drafter of these tokens alone, if it `scores_all`."""
+        raise NotImplementedError(f"{self.name} with {vocabulary.size} tokens")
 
     def uncompiled(self) -> LevelDrafter:
-        """Return the same drafter without compiled graphs, for sizes that occur once."""
+        """Return it without compiled graphs, for sizes that occur once."""
         return self
 
     @abstractmethod

@@ -13,7 +13,7 @@ from typing import cast
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.checks import check_drafter_bits
+from redrafter_mlx.checks import check_drafter_bits, check_int
 from redrafter_mlx.drafting.checked import bound, check_drafter
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.draft_model import DraftModel
@@ -41,13 +41,13 @@ from redrafter_mlx.errors import (
     ModelNotFoundError,
     UnsupportedModelError,
 )
+from redrafter_mlx.loading.prepared import PreparedDrafter
 from redrafter_mlx.loading.supported import check_repository
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.files.json_file import read_object
 from redrafter_mlx.runtime.plain import plain
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.target_model.source import TargetSource
 from redrafter_mlx.weights import Progress
 from redrafter_mlx.weights.fetching.partial import resolve_part
 from redrafter_mlx.weights.fetching.resolve import find_local, is_repo, resolve
@@ -57,42 +57,32 @@ from redrafter_mlx.weights.known_drafters import KnownDrafter, known_drafters
 from redrafter_mlx.weights.registry import REGISTRY
 
 
-@dataclass(frozen=True)
-class PreparedDrafter:
-    """A caller's drafter, checked as far as that is possible without a target.
-
-    parts:        the parts of its name, of which FILE.py:CLASS is made already; or an object
-    host, auto:   as in DrafterName
-    tree:         a static tree to draft along; None drafts beams
-    bits:         of the drafters' weights, see `bits_of_drafter`
-    """
-
-    parts: tuple[str | Bindable, ...]
-    host: tuple[str, ...] = ()
-    auto: bool = False
-    tree: StaticTree | None = None
-    bits: int | None = None
-
-
 def prepare_drafter(
-    drafter: DrafterName | Bindable, drafter_bits: int | None = None
+    drafter: DrafterName | Bindable, drafter_bits: int | None = None, draft_vocab: int | None = None
 ) -> PreparedDrafter:
-    """Check a drafter before a target is loaded; `drafter_bits` as in `load`.
+    """Check a drafter before a target is loaded; `drafter_bits` and `draft_vocab` as in `load`.
 
     Raises RedrafterError for a name that is not a drafter's, or a folder that holds no drafter.
     """
     bits = cast("int | None", plain(drafter_bits))
     check_drafter_bits(bits)
+    size = cast("int | None", plain(draft_vocab))
+    if size is not None:
+        check_int("draft_vocab", size, 1, None)
     if isinstance(drafter, DrafterName):
         tree = None if drafter.tree is None else find_tree(drafter.tree)
         parts = tuple(map(_checked, drafter.parts))
-        prepared = PreparedDrafter(parts, drafter.host, drafter.auto, tree, bits)
+        prepared = PreparedDrafter(parts, drafter.host, drafter.auto, tree, bits, size)
     else:
-        prepared = PreparedDrafter((check_drafter(drafter),), bits=bits)
-    if bits is not None and not all(isinstance(part, str) for part in prepared.parts):
-        raise BadInputError(
-            "drafter_bits quantises a drafter that is loaded from files, not an object's weights"
-        )
+        prepared = PreparedDrafter((check_drafter(drafter),), bits=bits, draft_vocab=size)
+    if not all(isinstance(part, str) for part in prepared.parts):
+        if bits is not None:
+            raise BadInputError(
+                "drafter_bits quantises a drafter that is loaded from files, not an object's "
+                "weights"
+            )
+        if size is not None:
+            raise BadInputError("draft_vocab restricts a drafter that is loaded from files")
     return prepared
 
 
@@ -119,13 +109,12 @@ def open_drafter(
             if trained is None and known is not None:
                 parts.append(known)
         elif part == MTP:
-            parts.append(_own_head(loaded.source, prepared))
+            parts.append(_own_head(loaded, prepared))
         elif isinstance(part, str) and (model := model_with_head(part)) is not None:
-            of, bits = loaded.source, bits_of_drafter(prepared.bits, loaded.source.bits)
             path = resolve_part(model, of_mtp_head, offline=offline, progress=progress)
-            parts.append(DrafterFolder(path, of, bits, prepared.bits is not None, in_model=True))
+            parts.append(prepared.folder(path, loaded, in_model=True))
         elif isinstance(part, str):
-            parts.append(_open(part, prepared.bits, loaded.source, offline, progress))
+            parts.append(_open(part, prepared, loaded, offline, progress))
         else:
             parts.append(part)
     if len(parts) == 1 and prepared.tree is None:
@@ -164,15 +153,15 @@ def _checked(name: str) -> str | Bindable:
     return name
 
 
-def _own_head(source: TargetSource, prepared: PreparedDrafter) -> DrafterFolder:
+def _own_head(loaded: LoadedTarget, prepared: PreparedDrafter) -> DrafterFolder:
     """Return the MTP head in the target's own files; ModelNotFoundError if they hold none."""
+    source = loaded.source
     if not (source.path.is_dir() and holds_mtp(source.path)):
         raise ModelNotFoundError(
             f"{source.name} brings no MTP head: its files hold no tensor mtp.*, which conversions "
             f"leave out; `redrafter-mlx drafters {shlex.quote(source.name)}` lists known drafters"
         )
-    bits = bits_of_drafter(prepared.bits, source.bits)
-    return DrafterFolder(source.path, source, bits, prepared.bits is not None, in_model=True)
+    return prepared.folder(source.path, loaded, in_model=True)
 
 
 def _names_model(name: str) -> bool:
@@ -183,22 +172,31 @@ def _names_model(name: str) -> bool:
 
 
 def _open(
-    name: str, asked: int | None, target: TargetSource, offline: bool, progress: Progress | None
+    name: str,
+    prepared: PreparedDrafter,
+    loaded: LoadedTarget,
+    offline: bool,
+    progress: Progress | None,
 ) -> Bindable:
     """Open a drafter by its name: a folder, a model's name, or a Hub repository of either.
 
-    A language model whose weights are quantised already keeps them, unless other bits are `asked`.
+    A language model whose weights are quantised already keeps them, unless other bits are given.
     """
-    path, bits = Path(name), bits_of_drafter(asked, target.bits)
+    path, bits = Path(name), bits_of_drafter(prepared.bits, loaded.source.bits)
     if _names_model(name):
         path = resolve(name, offline=offline, progress=progress, check_listed=check_repository).path
         if not (path.is_dir() and holds_drafter(path)):
-            stored = None if asked else stored_model(path)
+            if prepared.draft_vocab is not None:
+                raise BadInputError(
+                    f"draft_vocab is {prepared.draft_vocab}, and the draft model {name} has an "
+                    f"output layer of its own; leave draft_vocab out"
+                )
+            stored = None if prepared.bits else stored_model(path)
             kept = stored is not None and stored.bits not in (None, bits)
             quantize = None if kept else bits
             draft = load_target(name, quantize=quantize, offline=offline, progress=progress)
             return _language_model(draft)
-    return DrafterFolder(path, target, bits, asked is not None)
+    return prepared.folder(path, loaded)
 
 
 def _language_model(draft: LoadedTarget) -> Bindable:
@@ -268,9 +266,9 @@ def _find_trained(
     for name in (*folders, *here):
         try:
             if name == MTP:
-                found: Bindable = _own_head(source, prepared)
+                found: Bindable = _own_head(loaded, prepared)
             else:
-                found = _open(str(name), prepared.bits, source, offline=True, progress=None)
+                found = _open(str(name), prepared, loaded, offline=True, progress=None)
             drafter = found.bind(target, loaded.tokenizer)
         except (DamagedFileError, MismatchError, UnsupportedModelError) as error:
             broken.append(f"{name}: {error}" if isinstance(error, MismatchError) else str(error))

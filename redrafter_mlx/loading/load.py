@@ -19,7 +19,8 @@ from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.thread import EngineThread
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.learning.keeper import TextKeeper
-from redrafter_mlx.loading.drafter import PreparedDrafter, open_drafter, prepare_drafter
+from redrafter_mlx.loading.drafter import open_drafter, prepare_drafter
+from redrafter_mlx.loading.prepared import PreparedDrafter
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.device import memory_limit
 from redrafter_mlx.target_model.fingerprint import nbytes_of
@@ -35,6 +36,7 @@ def load(
     kv_bits: int | None = None,
     quantized_kv_start: int = 0,
     drafter_bits: int | None = None,
+    draft_vocab: int | None = None,
     offline: bool = False,
     progress: Progress | None = None,
     engine: EngineOptions | None = None,
@@ -63,6 +65,9 @@ def load(
         runs; None or "none" decodes plainly
       drafter_bits: quantise the drafter's weights to 4 or 8 bits; 16 leaves them as stored; None
         gives them the bits of the target's in memory
+      draft_vocab: a drafter that scores all tokens with the target's output layer, as an MTP head
+        does, drafts only so many: those that the model's kept answers hold most often, then those
+        of the lowest ids. It reads only their rows; None is all tokens
       model, dtype, quantize, kv_bits, quantized_kv_start, offline, progress, chat_or: as in
         `load_target`
       engine: how many answers share the device, and how they take turns
@@ -79,7 +84,9 @@ def load(
     leads = ranks is None or ranks.leads
     named = drafter if leads else None  # only rank 0 has its files
     prepared = prepare_drafter(
-        parse(named) if named is None or isinstance(named, (str, Path)) else named, drafter_bits
+        parse(named) if named is None or isinstance(named, (str, Path)) else named,
+        drafter_bits,
+        draft_vocab,
     )
     loaded = load_target(
         model,

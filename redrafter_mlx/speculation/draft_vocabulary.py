@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,25 @@ class DraftVocabulary:
 
     def __post_init__(self) -> None:
         mx.eval(self.tokens)  # another thread drafts, and could not evaluate it
+
+    @classmethod
+    def most_frequent(cls, size: int, counts: np.ndarray) -> DraftVocabulary:
+        """Return the `size` tokens with the highest `counts` [V], the lower ids of equal ones."""
+        tokens = choose_vocabulary(counts, size)
+        first = tokens[-1] == size - 1  # whose rows of an output layer need no copy
+        return cls(size, len(counts), None if first else mx.array(tokens))
+
+    @property
+    def rows(self) -> mx.array | slice | None:
+        """Index of its tokens' rows in an output layer over all tokens; None for all of them."""
+        if self.tokens is None:
+            return slice(self.size) if self.size < self.vocab_size else None
+        return self.tokens
+
+    @property
+    def share(self) -> float:
+        """The share of the target's tokens that can be drafted."""
+        return self.size / self.vocab_size
 
     def to_tokens(self, outputs: mx.array) -> mx.array:
         """Map output indices to token ids."""
@@ -46,3 +66,8 @@ class DraftVocabulary:
         everything = mx.full((*log_probs.shape[:-1], self.vocab_size), -mx.inf)
         index = mx.broadcast_to(self.tokens, log_probs.shape)
         return mx.put_along_axis(everything, index, log_probs, axis=-1)
+
+
+def choose_vocabulary(counts: np.ndarray, size: int) -> np.ndarray:
+    """Return the `size` most frequent tokens, in order of their ids."""
+    return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)

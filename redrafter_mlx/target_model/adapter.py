@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
+from typing import TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,6 +21,8 @@ from redrafter_mlx.target_model.cache.layer_cache import AttentionCache
 from redrafter_mlx.target_model.linear import LinearView
 from redrafter_mlx.target_model.recurrent.mixers import Mixers
 from redrafter_mlx.target_model.rotary import Rotations
+
+_Layer = TypeVar("_Layer", bound=nn.Module)
 
 _BACKBONE_NAMES = ("model", "transformer", "backbone")
 _HEAD_NAMES = ("lm_head", "output", "head")
@@ -242,40 +245,44 @@ def without_head(backbone: nn.Module) -> None:
         backbone[_INNER_HEAD] = nn.Identity()
 
 
-def restricted_to(layer: nn.Module, tokens: mx.array | None) -> nn.Module:
-    """Restrict an embedding or linear layer, quantised or not, to `tokens` [V']; None keeps all."""
-    if tokens is None:
+def restricted_to(layer: _Layer, rows: mx.array | slice | None) -> _Layer:
+    """Restrict an embedding or linear layer, quantised or not, to some rows; None keeps all.
+
+    Rows [V'] are copied; those of a slice are a view.
+    """
+    if rows is None:
         return layer
     view = copy.copy(layer)
     for name in ("weight", "scales", "biases", "bias"):
         if layer.get(name) is not None:
-            view[name] = layer[name][tokens]
+            view[name] = layer[name][rows]
     mx.eval(view.parameters())
     return view
 
 
 def head_of(
-    model: nn.Module, model_type: str, tokens: mx.array | None = None
+    model: nn.Module, model_type: str, rows: mx.array | slice | None = None
 ) -> Callable[[mx.array], mx.array]:
-    """Return the model without its layers: hidden states in, logits of `tokens` [V'] or all out.
+    """Return the model without its layers: hidden states in, logits of some tokens or all out.
 
     The model's own code applies its scaling and soft caps to the logits. Code that reads the shape
     of its tokens, as Mamba's, gets the positions of all rows in one axis.
     """
     name, backbone = find_backbone(model, model_type)
     if _INNER_HEAD in backbone:
-        inner: Callable[[mx.array], mx.array] = restricted_to(backbone[_INNER_HEAD], tokens)
+        inner: Callable[[mx.array], mx.array] = restricted_to(backbone[_INNER_HEAD], rows)
         return inner
     backbone = copy.copy(backbone)
     embedding = find_embedding(backbone, model_type)
-    for key, child in list(backbone.items()):
-        if child is embedding:
-            backbone[key] = restricted_to(child, tokens)
+    if find_head(model) is None:
+        for key, child in list(backbone.items()):
+            if child is embedding:
+                backbone[key] = restricted_to(child, rows)
     view = copy.copy(model)
     view[name] = _HiddenAsInput(backbone)
     for key in _HEAD_NAMES:
         if isinstance(model.get(key), nn.Module):
-            view[key] = restricted_to(model[key], tokens)
+            view[key] = restricted_to(model[key], rows)
 
     def of_positions(hidden: mx.array) -> mx.array:
         out: mx.array = view(hidden.flatten(0, -2))

@@ -43,6 +43,7 @@ from redrafter_mlx.target_model.cache.forms import check_cache, with_caches_of
 from redrafter_mlx.target_model.cache.kv_cache import TreeCache
 from redrafter_mlx.target_model.cache.packed_cache import Packing
 from redrafter_mlx.target_model.compiled import TreeCall
+from redrafter_mlx.target_model.fingerprint import nbytes_of
 from redrafter_mlx.target_model.probe import packing_of, probe
 from redrafter_mlx.target_model.recurrent.mixers import Mixers
 from redrafter_mlx.target_model.row_masks import (
@@ -229,23 +230,28 @@ class Target:
         out: mx.array = self._head(hidden[..., -self.hidden_size :])
         return out
 
-    def logits_of(self, tokens: mx.array | None) -> Callable[[mx.array], mx.array]:
-        """Return a map [B, N, C] -> [B, N, V'] to the `logits` of `tokens` [V']; None is all."""
-        if tokens is None:
+    def logits_of(self, rows: mx.array | slice | None) -> Callable[[mx.array], mx.array]:
+        """Return a map [B, N, C] -> [B, N, V'] to the `logits` of some tokens; None is all."""
+        if rows is None:
             return self.logits
-        head, size = head_of(self.model, self.model_type, tokens), self.hidden_size
+        head, size = head_of(self.model, self.model_type, rows), self.hidden_size
         return lambda hidden: head(hidden[..., -size:])
 
-    def output_rows(self, tokens: mx.array | None = None) -> Callable[[mx.array], mx.array]:
-        """Return the output layer restricted to `tokens` [V'], as a map [..., D] -> [..., V'].
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of the output layer, or of the embedding that it is tied to."""
+        return nbytes_of(find_head(self.model) or self.embedding)
+
+    def output_rows(self, rows: mx.array | slice | None = None) -> Callable[[mx.array], mx.array]:
+        """Return the output layer restricted to some tokens, as a map [..., D] -> [..., V'].
 
         Drafters share it. It leaves out scaling and soft caps, so the results are not the target's
         logits; use `logits_of` for those.
         """
         layer = find_head(self.model)
         if layer is not None:
-            return restricted_to(layer, tokens)
-        shared: Callable[[mx.array], mx.array] = restricted_to(self.embedding, tokens).as_linear
+            return restricted_to(layer, rows)
+        shared: Callable[[mx.array], mx.array] = restricted_to(self.embedding, rows).as_linear
         return shared
 
     def _connect(self, read: Backbone) -> None:

@@ -105,6 +105,7 @@ def test_a_model_has_all_the_options_of_a_target() -> None:
     assert {f.name for f in fields(ModelOptions)} - targets == {
         "drafter",
         "drafter_bits",
+        "draft_vocab",
         "kv_bits",
         "quantized_kv_start",
     }

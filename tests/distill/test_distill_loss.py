@@ -15,7 +15,7 @@ from students import student_of
 from tiny import ARCHITECTURES, HIDDEN, VOCAB, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus.examples import choose_vocabulary, lay_out
+from redrafter_mlx.distill.corpus.examples import lay_out
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.evaluation.acceptance import (
     measure_quality,
@@ -25,6 +25,7 @@ from redrafter_mlx.distill.forms.loss import distillation_loss
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.speculation.beam_search import beam_search
+from redrafter_mlx.speculation.draft_vocabulary import choose_vocabulary
 from redrafter_mlx.target_model.model import Target
 
 T = 3

@@ -45,6 +45,7 @@ from mtp_samples import (
     with_single_experts,
     without_ones,
     write_head,
+    write_model,
 )
 from policies import Alternating
 from tiny import HIDDEN, byte_tokenizer, plain_tokens
@@ -353,17 +354,6 @@ def test_damaged_experts_are_one_line(
 @pytest.fixture(scope="module")
 def folder(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("hub") / "tiny-qwen", model)
-
-
-def write_model(folder: Path, model: nn.Module) -> Path:
-    """Write a model's folder in the form of the Hub, with a head among its tensors."""
-    byte_tokenizer().save_pretrained(folder)
-    weights = dict(tree_flatten(model.parameters()))
-    head = {f"mtp.{name}": array for name, array in random_head(model).items()}
-    mx.save_safetensors(str(folder / "model.safetensors"), weights | head, {"format": "mlx"})
-    config = {**vars(model.args), "eos_token_id": 999}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 SHAPE = ("--beam-width", "2", "--beam-length", "3")

@@ -274,8 +274,3 @@ def count_tokens(shards: Sequence[Path], vocab_size: int) -> np.ndarray:
             tokens = np.array(arrays["labels" if "labels" in arrays else "answers"])
         counts += np.bincount(tokens.reshape(-1), minlength=vocab_size)
     return counts
-
-
-def choose_vocabulary(counts: np.ndarray, size: int) -> np.ndarray:
-    """Return the `size` most frequent tokens, in order of their ids."""
-    return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)

@@ -13,7 +13,6 @@ from typing import Self
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.distill.corpus.examples import choose_vocabulary
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.drafter_forms import DSparkForm
 from redrafter_mlx.distill.forms.block_sequences import blocks_along
@@ -46,7 +45,7 @@ from redrafter_mlx.drafting.published.heads.eagle_files import (
     proposing,
     vocabulary_tables,
 )
-from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
+from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary, choose_vocabulary
 from redrafter_mlx.target_model.model import Target
 
 _WINDOW = 4096

@@ -9,7 +9,6 @@ from typing import Any, Self
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.distill.corpus.examples import choose_vocabulary
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.drafter_forms import EagleForm
 from redrafter_mlx.distill.forms.form import Student, chosen_layers
@@ -33,7 +32,7 @@ from redrafter_mlx.drafting.published.heads.eagle_files import (
 )
 from redrafter_mlx.drafting.published.heads.eagle_network import EagleNetwork, EagleThreeNetwork
 from redrafter_mlx.drafting.published.network_config import ROPE_BASE
-from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
+from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary, choose_vocabulary
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.raw_model import context_length
 

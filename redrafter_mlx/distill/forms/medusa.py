@@ -14,7 +14,6 @@ from typing import Self
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.distill.corpus.examples import choose_vocabulary
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.drafter_forms import MedusaForm
 from redrafter_mlx.distill.forms.form import Student
@@ -29,6 +28,7 @@ from redrafter_mlx.drafting.published.heads.medusa import (
     medusa_config,
     save_medusa,
 )
+from redrafter_mlx.speculation.draft_vocabulary import choose_vocabulary
 from redrafter_mlx.target_model.model import Target
 
 

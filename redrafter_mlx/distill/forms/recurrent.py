@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from redrafter_mlx.distill.corpus.examples import choose_vocabulary, lay_out
+from redrafter_mlx.distill.corpus.examples import lay_out
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.drafter_forms import RecurrentForm
 from redrafter_mlx.distill.forms.form import DRAFTS, Student, chosen_layers
@@ -31,6 +31,7 @@ from redrafter_mlx.drafting.recurrent import (
     save_drafter,
 )
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig, read_config
+from redrafter_mlx.speculation.draft_vocabulary import choose_vocabulary
 from redrafter_mlx.target_model.model import Target
 
 _NOT_FORM = {"target", "target_fingerprint", "draft_length"}

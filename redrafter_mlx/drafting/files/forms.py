@@ -28,6 +28,8 @@ from redrafter_mlx.drafting.published.heads.medusa import MEDUSA
 from redrafter_mlx.drafting.published.heads.mlp_speculator import MLP_SPECULATOR
 from redrafter_mlx.drafting.published.heads.mtp import MTP
 from redrafter_mlx.drafting.recurrent import RECURRENT
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.source import TargetSource
 
@@ -53,6 +55,7 @@ class DrafterFolder:
     source:      of the target that it will draft for; None checks no fingerprint
     bits, asked: as in DrafterFiles
     in_model:    whether it is the MTP head among a whole model's tensors
+    vocabulary:  the tokens that it may draft; None is all that it can
     """
 
     path: Path
@@ -60,18 +63,23 @@ class DrafterFolder:
     bits: int | None = None
     asked: bool = True
     in_model: bool = False
+    vocabulary: DraftVocabulary | None = None
 
     def bind(self, target: Target, tokenizer: TokenizerWrapper) -> Drafter:
         """Load the drafter, evaluated, in the target's arithmetic; errors as in `Form.load`.
 
-        If the target's source is known, the drafter is calibrated.
+        If the target's source is known, the drafter is calibrated, over all tokens.
+
+        Raises BadInputError if it has no use for `vocabulary`.
         """
         files = self._open()
-        drafter: Drafter = self._load(files, target)
+        drafter = self._load(files, target)
         if self.source is not None:
             config = json.dumps(files.config, sort_keys=True)
             key = f"{self.source.fingerprint} {target.dtype} {self.bits} {config}"
             drafter = calibrated(drafter, target, tokenizer, files.tensors, key)
+        if self.vocabulary is not None:
+            drafter = _within(drafter, self.vocabulary)
         drafter.folder = self.path
         return drafter
 
@@ -89,6 +97,15 @@ class DrafterFolder:
             check_trained_for(files.config, self.path, self.source.name, *known)
         form = MTP if self.in_model else find_form(files)
         return form.load(files, target)
+
+
+def _within(drafter: LevelDrafter, vocabulary: DraftVocabulary) -> LevelDrafter:
+    if not drafter.scores_all:
+        raise BadInputError(
+            f"draft_vocab is {vocabulary.size}, and the {drafter.name} does not score all tokens "
+            f"with the model's output layer; leave it out"
+        )
+    return drafter.within(vocabulary)
 
 
 def find_form(files: DrafterFiles) -> Form:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import TypeAlias, TypeVar, cast
 
 import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -53,18 +53,20 @@ ANSWERS = (
 )
 """Questions and plain answers; half of the tokens of each pair are read before the first guess."""
 
+_D = TypeVar("_D", bound=Drafter)
+
 Acceptance: TypeAlias = "tuple[float, float]"
 """Shares of positions whose first draft is right, and whose first two are."""
 
 
 def calibrated(
-    drafter: Drafter, target: Target, tokenizer: TokenizerWrapper, files: StoredTensors, key: str
-) -> Drafter:
+    drafter: _D, target: Target, tokenizer: TokenizerWrapper, files: StoredTensors, key: str
+) -> _D:
     """Return the drafter, or the reading of its files with a clearly higher acceptance rate.
 
     key: identifies what the results depend on besides weights: the target, and config.json
     """
-    readings = {AS_STORED: drafter, **drafter.readings()}
+    readings = {AS_STORED: drafter, **cast("Mapping[str, _D]", drafter.readings())}
     if len(readings) == 1:
         return drafter
     path = _path(files, key)

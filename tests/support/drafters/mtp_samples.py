@@ -141,6 +141,17 @@ def write_head(folder: Path, tensors: Mapping[str, mx.array], prefix: str = "") 
     return folder
 
 
+def write_model(folder: Path, model: nn.Module) -> Path:
+    """Write a model's folder in the form of the Hub, with a head among its tensors."""
+    byte_tokenizer().save_pretrained(folder)
+    weights = dict(tree_flatten(model.parameters()))
+    head = {f"mtp.{name}": array for name, array in random_head(model).items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), weights | head, {"format": "mlx"})
+    config = {**vars(model.args), "eos_token_id": 999}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 class Reference:
     """A dense head's logits along one text, position by position, in NumPy and float64.
 

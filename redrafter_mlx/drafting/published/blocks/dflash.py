@@ -12,6 +12,7 @@ The cache keeps context rows of committed positions alone; a block's rows follow
 from __future__ import annotations
 
 import copy
+from typing import TypeVar
 
 import mlx.core as mx
 
@@ -30,10 +31,11 @@ from redrafter_mlx.drafting.published.blocks.network import BlockNetwork
 from redrafter_mlx.drafting.published.blocks.rows import BlockRows
 from redrafter_mlx.drafting.published.network_config import of_network, read_vocabulary
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
-from redrafter_mlx.target_model.adapter import find_head
 from redrafter_mlx.target_model.cache.kv_cache import TreeCache
 from redrafter_mlx.target_model.fingerprint import nbytes_of
 from redrafter_mlx.target_model.model import Target
+
+_B = TypeVar("_B", bound="BlockDrafter")
 
 
 class BlockDrafter(CachedDrafter, well_formed=True):
@@ -45,7 +47,17 @@ class BlockDrafter(CachedDrafter, well_formed=True):
         """Raise UnsupportedModelError for a rotary embedding that takes no node positions."""
         super().__init__(name, network, vocabulary)
         self._network, self._target, self.config = network, target, network.config
-        self.rows = BlockRows(name, network, target)
+        self.rows = BlockRows(name, network, target, vocabulary)
+
+    @property
+    def scores_all(self) -> bool:
+        return not self.config.own_head
+
+    def within(self: _B, vocabulary: DraftVocabulary) -> _B:
+        drafter, network = copy.copy(self), self._network.within(vocabulary)
+        drafter.vocabulary, drafter._network, drafter._module = vocabulary, network, network
+        drafter.rows = BlockRows(self._name, network, self._target, vocabulary)
+        return drafter
 
     @property
     def features(self) -> Features:
@@ -66,11 +78,11 @@ class BlockDrafter(CachedDrafter, well_formed=True):
     @property
     def block_cost(self) -> float:
         """Bytes that a block reads, as a share of those that a target call reads."""
-        read = nbytes_of(self._network) - self._network.level_bytes
+        read = float(nbytes_of(self._network) - self._network.level_bytes)
         if self.config.own_embedding:
             read -= nbytes_of(self._network.embed_tokens)
         if not self.config.own_head:
-            read += nbytes_of(find_head(self._target.model) or self._target.embedding)
+            read += self._target.output_bytes * self.vocabulary.share
         return min(read / nbytes_of(self._target.model), 1.0)
 
     def readings(self) -> dict[str, BlockDrafter]:

@@ -129,7 +129,7 @@ class SelectorLevels(DraftLevels):
     """Levels of K candidates each, whose scores depend on the token before; see `DraftLevels`.
 
     Shapes:
-      hidden: [B, drafts, H], logits: [B, drafts, V] of the block; root: [B]
+      hidden: [B, drafts, H], logits: [B, drafts, V'] of the block; root: [B]
     """
 
     def __init__(
@@ -144,8 +144,8 @@ class SelectorLevels(DraftLevels):
         super().__init__(vocabulary)
         B, n, V = logits.shape
         K = min(selector.candidates, V)
-        best, tokens = top_k(logits.reshape(B * n, V), K)
-        self._best, self._tokens = best.reshape(B, n, K), tokens.reshape(B, n, K)
+        best, outputs = top_k(logits.reshape(B * n, V), K)
+        self._best, self._outputs = best.reshape(B, n, K), outputs.reshape(B, n, K)
         self._selector, self._rows = selector, selector.hidden_projection(hidden)
         self._root, self._memory, self._depth = root, memory, 0
 
@@ -162,13 +162,14 @@ class SelectorLevels(DraftLevels):
         return self._scored(tokens)
 
     def _scored(self, before: mx.array) -> mx.array:
-        """Return the scores [B, W, V] after tokens [B, W]; -inf for all but the candidates."""
-        tokens, best = self._tokens[:, self._depth], self._best[:, self._depth]  # [B, K]
+        """Return the scores [B, W, V'] after tokens [B, W]; -inf for all but the candidates."""
+        outputs, best = self._outputs[:, self._depth], self._best[:, self._depth]  # [B, K]
+        tokens = self.vocabulary.to_tokens(outputs)
         row = self._rows[:, self._depth, None]  # [B, 1, rank]
         context = self._selector.predecessor_codebook[before] * row
         edges = context @ self._selector.successor_codebook[tokens].swapaxes(1, 2)
         scores = best[:, None] + edges.astype(mx.float32)  # [B, W, K]
-        index = mx.broadcast_to(tokens[:, None], scores.shape)
+        index = mx.broadcast_to(outputs[:, None], scores.shape)
         everything = mx.full((*before.shape, self.vocabulary.size), -mx.inf)
         return mx.put_along_axis(everything, index, scores, axis=2)
 

@@ -15,6 +15,7 @@ which nodes are worth verifying follows from acceptance rates and scores.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import cast
 
@@ -31,6 +32,7 @@ from redrafter_mlx.drafting.published.blocks.network import BlockNetwork
 from redrafter_mlx.drafting.published.network_config import shape_of
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
+from redrafter_mlx.target_model.adapter import restricted_to
 from redrafter_mlx.target_model.fingerprint import nbytes_of
 from redrafter_mlx.target_model.model import Target
 
@@ -89,6 +91,12 @@ class MarkovNetwork(BlockNetwork):
     @property
     def level_bytes(self) -> int:
         return nbytes_of(self.markov_head) - nbytes_of(self.markov_head.markov_w1)
+
+    def within(self, vocabulary: DraftVocabulary) -> MarkovNetwork:
+        network, head = copy.copy(self), copy.copy(self.markov_head)
+        head.markov_w2 = restricted_to(head.markov_w2, vocabulary.rows)
+        network.markov_head = head
+        return network
 
 
 class DSparkDrafter(BlockDrafter, well_formed=True):

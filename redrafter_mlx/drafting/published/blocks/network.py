@@ -20,6 +20,7 @@ from mlx_lm.models.llama import MLP
 
 from redrafter_mlx.drafting.published.blocks.config import BlockConfig
 from redrafter_mlx.drafting.published.network import DrafterNetwork, Projections, share_weights
+from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.cache.layer_cache import AttentionCache
 
 
@@ -79,6 +80,11 @@ class BlockNetwork(DrafterNetwork):
     def level_bytes(self) -> int:
         """Bytes that are read for each level of a tree, not once for all."""
         return 0
+
+    def within(self, vocabulary: DraftVocabulary) -> BlockNetwork:
+        """Return the network for these outputs of the target's output layer alone."""
+        del vocabulary
+        return self
 
     def changed(self, config: BlockConfig) -> BlockNetwork:
         """Return a network with the same weights and another configuration."""

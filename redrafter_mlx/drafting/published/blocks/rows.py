@@ -13,6 +13,7 @@ from redrafter_mlx.drafting.interface import Seen
 from redrafter_mlx.drafting.published.blocks.network import BlockNetwork
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.speculation.constants import iota
+from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.adapter import with_node_positions
 from redrafter_mlx.target_model.cache.kv_cache import TreeCache
 from redrafter_mlx.target_model.cache.layer_cache import LayerCache
@@ -25,7 +26,9 @@ from redrafter_mlx.target_model.model import Target
 class BlockRows:
     """Calls of a block network, with the target's embedding and output layer if it has none."""
 
-    def __init__(self, name: str, network: BlockNetwork, target: Target) -> None:
+    def __init__(
+        self, name: str, network: BlockNetwork, target: Target, vocabulary: DraftVocabulary
+    ) -> None:
         """Raise UnsupportedModelError for a rotary embedding that takes no node positions."""
         config = network.config
         view, rotations, linears = with_node_positions(network)
@@ -39,7 +42,7 @@ class BlockRows:
         scale = config.input_scale * embedding_scale(target)
         if config.own_embedding:
             embedding, scale = network.embed_tokens, config.input_scale
-        self._head = network.lm_head if config.own_head else target.output_rows()
+        self._head = network.lm_head if config.own_head else target.output_rows(vocabulary.rows)
 
         def run(rows: tuple[mx.array, mx.array], cache: Sequence[LayerCache]) -> mx.array:
             tokens, features = rows

@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import TypeVar, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -25,13 +25,15 @@ from redrafter_mlx.drafting.interface import Features, Memory, Seen
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
-from redrafter_mlx.target_model.adapter import find_head, with_node_positions
+from redrafter_mlx.target_model.adapter import with_node_positions
 from redrafter_mlx.target_model.cache.kv_cache import TreeCache
 from redrafter_mlx.target_model.cache.layer_cache import AttentionCache, LayerCache
 from redrafter_mlx.target_model.compiled import TreeCall
 from redrafter_mlx.target_model.fingerprint import nbytes_of
 from redrafter_mlx.target_model.linear import LinearView
 from redrafter_mlx.target_model.model import Target
+
+_F = TypeVar("_F", bound="FeatureDrafter")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,16 @@ class FeatureDrafter(CachedDrafter):
         self.rows = FeatureRows(cast(FeatureNetwork, view), target, vocabulary, linears)
 
     @property
+    def scores_all(self) -> bool:
+        return not self.rows.network.config.own_head
+
+    def within(self: _F, vocabulary: DraftVocabulary) -> _F:
+        drafter = copy.copy(self)
+        drafter.vocabulary, rows = vocabulary, self.rows
+        drafter.rows = FeatureRows(rows.network, self._target, vocabulary, rows.linears)
+        return drafter
+
+    @property
     def features(self) -> Features:
         layers = self.rows.network.config.layers
         return Features(layers, hidden=not layers, every_position=True)
@@ -113,11 +125,11 @@ class FeatureDrafter(CachedDrafter):
     @property
     def level_cost(self) -> float:
         """Bytes that one level reads, as a share of those that a target call reads."""
-        config, read = self.rows.network.config, nbytes_of(self.module)
+        config, read = self.rows.network.config, float(nbytes_of(self.module))
         if config.own_embedding:
             read -= nbytes_of(self.rows.network.embed_tokens)
         if not config.own_head:
-            read += nbytes_of(find_head(self._target.model) or self._target.embedding)
+            read += self._target.output_bytes * self.vocabulary.share
         return min(read / nbytes_of(self._target.model), 1.0)
 
     def new_cache(self) -> TreeCache:
@@ -157,7 +169,7 @@ class FeatureRows:
         """`linears`, of the network, are prepared when the first graph is compiled."""
         config = network.config
         embedding = network.embed_tokens if config.own_embedding else target.embedding
-        head = network.lm_head if config.own_head else target.logits
+        head = network.lm_head if config.own_head else target.logits_of(vocabulary.rows)
 
         def run(row: tuple[mx.array, mx.array], cache: Sequence[LayerCache]) -> mx.array:
             tokens, context = row
@@ -166,7 +178,7 @@ class FeatureRows:
         def logits(hidden: mx.array) -> mx.array:
             return head(network.normed(hidden)).astype(mx.float32)
 
-        self.network, self.vocabulary = network, vocabulary
+        self.network, self.vocabulary, self.linears = network, vocabulary, linears
         self.run, self.logits = run, logits
         self.compiled = True
         self._call = TreeCall(run, logits, linears, partial(TreeCache, network.config.n_layers))

@@ -35,7 +35,6 @@ from redrafter_mlx.drafting.level_drafter import HeadsDrafter, IndependentLevels
 from redrafter_mlx.drafting.recurrent import ResidualBlock
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
-from redrafter_mlx.target_model.adapter import find_head
 from redrafter_mlx.target_model.fingerprint import nbytes_of
 from redrafter_mlx.target_model.model import Target
 
@@ -127,16 +126,28 @@ class MedusaNetwork(nn.Module):
 class MedusaDrafter(HeadsDrafter, well_formed=True):
     """Medusa heads, with the target's output layer if they have none."""
 
-    def __init__(self, network: MedusaNetwork, target: Target) -> None:
-        read, heads = nbytes_of(network), network.config.heads
+    def __init__(
+        self, network: MedusaNetwork, target: Target, vocabulary: DraftVocabulary | None = None
+    ) -> None:
+        """`vocabulary` are the tokens that it can draft; None is those of its files."""
+        vocabulary = vocabulary or network.vocabulary
+        read, heads = float(nbytes_of(network)), network.config.heads
         if network.config.outputs == "target":
-            read += nbytes_of(find_head(target.model) or target.embedding)
-        super().__init__("Medusa", network, network.vocabulary, target, heads, read / heads)
+            read += target.output_bytes * vocabulary.share
+        super().__init__("Medusa", network, vocabulary, target, heads, read / heads)
         self._network, self._target = network, target
-        self._target_output = target.output_rows(network.vocabulary.tokens)
+        self._target_output = target.output_rows(vocabulary.rows)
+
+    @property
+    def scores_all(self) -> bool:
+        config = self._network.config
+        return config.outputs == "target" and config.output_size == config.vocab_size
+
+    def within(self, vocabulary: DraftVocabulary) -> MedusaDrafter:
+        return MedusaDrafter(self._network, self._target, vocabulary)
 
     def untrained(self) -> MedusaDrafter:
-        return MedusaDrafter(shuffled(self._network), self._target)
+        return MedusaDrafter(shuffled(self._network), self._target, self.vocabulary)
 
     def levels_of(self, features: mx.array, root: mx.array, drafts: int) -> IndependentLevels:
         """Run all heads at once, so that a shared output matrix is read once."""

@@ -157,9 +157,12 @@ class MtpNetwork(FeatureNetwork):
 class MtpDrafter(FeatureDrafter, well_formed=True):
     """An MTP head, with the target's embedding and output layer."""
 
-    def __init__(self, network: MtpNetwork, target: Target) -> None:
+    def __init__(
+        self, network: MtpNetwork, target: Target, vocabulary: DraftVocabulary | None = None
+    ) -> None:
+        """`vocabulary` are the tokens that it can draft; None is all."""
         V = target.vocab_size
-        super().__init__(MTP.name, network, target, DraftVocabulary(V, V))
+        super().__init__(MTP.name, network, target, vocabulary or DraftVocabulary(V, V))
         self._network = network
 
     def readings(self) -> dict[str, MtpDrafter]:
@@ -180,7 +183,7 @@ class MtpDrafter(FeatureDrafter, well_formed=True):
         return self._changed(shift=1) if without else self
 
     def untrained(self) -> MtpDrafter:
-        return MtpDrafter(shuffled(self._network), self._target)
+        return MtpDrafter(shuffled(self._network), self._target, self.vocabulary)
 
     def _mean_norm(self) -> float:
         means = [norm.weight.astype(mx.float32).mean() for norm in self._network.norms]
@@ -192,7 +195,7 @@ class MtpDrafter(FeatureDrafter, well_formed=True):
         share_weights(network, self._network)
         for norm in network.norms:
             norm.weight = norm.weight + shift
-        return MtpDrafter(network, self._target)
+        return MtpDrafter(network, self._target, self.vocabulary)
 
 
 def layer_like(target: Target) -> nn.Module:
