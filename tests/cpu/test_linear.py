@@ -7,7 +7,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from redrafter_mlx.bench.measure.on_paper import operations
+from redrafter_mlx.bench.programs.on_paper import operations
 from redrafter_mlx.target_model.linear import LinearView, prepare
 
 D, E = 24, 40

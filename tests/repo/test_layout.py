@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +41,7 @@ FLOORS = {
     "bench": (
         "statistics",
         "measure",
+        "programs",
         "options",
         "checks",
         "models",
@@ -109,6 +111,16 @@ def test_the_installed_packages_are_the_folders() -> None:
     packages = {*installed["tool"]["setuptools"]["packages"]} - {"redrafter_mlx_start"}
     folders = {name.rpartition(".")[0] for name, path in modules() if path.stem != "__init__"}
     assert packages == {f"redrafter_mlx.{f}".rstrip(".") for f in folders}
+
+
+def test_no_folder_has_more_than_15_modules_and_no_module_more_than_300_lines() -> None:
+    for name, path in modules():
+        lines = path.read_text(encoding="utf-8").count("\n")
+        assert lines <= 300, f"{name} has {lines} lines; part it"
+    folders = Counter(path.parent for _, path in modules() if path.stem != "__init__")
+    folders += Counter(path.parent for path in TESTS.rglob("*.py"))
+    full = {str(folder.relative_to(ROOT)): n for folder, n in folders.items() if n > 15}
+    assert not full, f"part these folders by meaning, or merge modules: {full}"
 
 
 def test_imports_run_downwards() -> None:

@@ -54,7 +54,7 @@ def test_each_law_names_tests_that_its_command_runs(words: str, by_default: bool
     laws = laws_after(words)
     assert len(laws) > 3
     for law in laws:
-        named = re.findall(r"`(tests/\w+/\w+\.py|test_\w+)`", law)
+        named = re.findall(r"`(tests/[\w/]+\.py|test_\w+)`", law)
         assert named, law
         assert [known.get(name) for name in named] == [by_default] * len(named), law
 

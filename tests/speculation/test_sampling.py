@@ -12,7 +12,7 @@ from distributions import chi_square, critical, sampled_probs
 from mlx_lm.sample_utils import make_sampler
 from tiny import random_drafter, random_model
 
-from redrafter_mlx.bench.measure.on_paper import operations
+from redrafter_mlx.bench.programs.on_paper import operations
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder

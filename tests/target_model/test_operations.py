@@ -11,7 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from primitives import launched
 from tiny import random_drafter, random_model
 
-from redrafter_mlx.bench.measure.on_paper import operations
+from redrafter_mlx.bench.programs.on_paper import operations
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.cpu import fast_functions
 from redrafter_mlx.decoding.host_drafts import revised

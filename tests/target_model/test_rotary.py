@@ -11,7 +11,7 @@ import pytest
 from mlx_lm.models.rope_utils import initialize_rope
 from tiny import LLAMA3_ROPE, random_model
 
-from redrafter_mlx.bench.measure.on_paper import operations
+from redrafter_mlx.bench.programs.on_paper import operations
 from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.rotary import NodeRope, Rotations

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from redrafter_mlx.bench.measure.on_paper import VIEWS, operations
+from redrafter_mlx.bench.programs.on_paper import VIEWS, operations
 
 
 def touching(size: int, function: Callable[..., object], *arrays: mx.array) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from mlx_lm.models import bailing_hybrid
 from mlx_lm.models.cache import make_prompt_cache
 from primitives import launched, touching
 
-from redrafter_mlx.bench.measure.on_paper import steps
+from redrafter_mlx.bench.programs.on_paper import steps
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam

@@ -1,6 +1,6 @@
 """Operations and bytes of a hybrid model's step, from its configuration: no weights, no clock.
 
-`python -m redrafter_mlx.bench.measure.on_paper config.json --context 8192` prints a table: a plain
+`python -m redrafter_mlx.bench.programs.on_paper config.json --context 8192` prints a table: a plain
 step, and chains and trees of 4, 8 and 16 nodes, each with the commit of the tree before. mlx-lm's
 model is built in 4 bits with arrays that take no memory; its compiled call is counted, not run.
 
