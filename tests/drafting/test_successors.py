@@ -27,7 +27,9 @@ from redrafter_mlx.drafting.untrained.successors import (
     table_of,
 )
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.response import Response
 from redrafter_mlx.speculation.sampling import Draws
+from redrafter_mlx.structured.grammar import Grammars
 from redrafter_mlx.target_model.model import Target
 
 BEGINNING = [3, 1, 4]
@@ -233,6 +235,38 @@ def test_a_batch_of_answers_is_what_each_is_alone() -> None:
         together[i].append(response.token)
     want = [plain.generate(prompt, max_tokens=30).token_ids for prompt in prompts]
     assert together == want
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_grammar_cuts_successors_and_the_answer_is_the_same(temperature: float) -> None:
+    plain = Redrafter(byte_model(seed=2), byte_tokenizer())
+    drafted = Redrafter(byte_model(seed=2), byte_tokenizer(), Successors(grown(plain.target)))
+    grammars = Grammars(byte_tokenizer(), plain.target.vocab_size)
+
+    def answer(redrafter: Redrafter, **shape: int) -> list[Response]:
+        constraint = grammars.compile("start: /[!-z]{40}/")
+        given = {"max_tokens": 60, "temperature": temperature, "seed": 3, **shape}
+        return list(redrafter.stream([1, 2, 3], constraint=constraint, **given))
+
+    want = answer(plain)
+    assert len(want) > 39
+    for shape in ({}, {"beam_width": 1, "beam_length": 4}, {"beam_width": 4, "beam_length": 3}):
+        got = answer(drafted, **shape)
+        assert [each.token for each in got] == [each.token for each in want]
+    assert any(each.source == "drafter" for each in got), "some successors are in the grammar"
+
+
+def test_turns_of_a_conversation_are_the_same_with_successors() -> None:
+    """Each goes on from the cache of the turn before, into which drafts were written."""
+    plain = Redrafter(byte_model(seed=2), byte_tokenizer())
+    drafted = Redrafter(byte_model(seed=2), byte_tokenizer(), Successors(grown(plain.target)))
+    sessions = [redrafter.session() for redrafter in (plain, drafted)]
+    for turn, shape in (("Hi", (1, 4)), ("and then?", (4, 3)), ("why", (2, 2))):
+        given = {"beam_width": shape[0], "beam_length": shape[1], "max_tokens": 25}
+        want, got = ([*session.stream(turn, **given)] for session in sessions)
+        assert [each.token for each in got] == [each.token for each in want]
+        assert got[0].cached_tokens == want[0].cached_tokens
+    assert got[0].cached_tokens > 25, "earlier turns are not read again"
 
 
 def test_answers_go_on_where_the_table_cannot_be_read(
