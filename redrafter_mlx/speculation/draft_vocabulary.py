@@ -71,3 +71,18 @@ class DraftVocabulary:
 def choose_vocabulary(counts: np.ndarray, size: int) -> np.ndarray:
     """Return the `size` most frequent tokens, in order of their ids."""
     return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
+
+
+def renew_vocabulary(tokens: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return as many tokens [V'], with those that occur more than once in place of unused ones.
+
+    Of the tokens that do not occur, those with the largest ids leave first: in vocabularies made by
+    merging, they are rare anywhere.
+
+    counts: [V], how often each token occurs
+    """
+    missing = np.setdiff1d(np.flatnonzero(counts > 1), tokens)
+    missing = missing[np.argsort(-counts[missing], kind="stable")]
+    unused = np.sort(tokens[counts[tokens] == 0])[::-1][: len(missing)]
+    kept = np.setdiff1d(tokens, unused)
+    return np.sort(np.concatenate([kept, missing[: len(unused)]])).astype(np.int32)

@@ -11,7 +11,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from chained_target import V
+from chained_target import STEP, V
 from learning_samples import (
     chained_target,
     folder_of,
@@ -25,15 +25,17 @@ from waiting import wait_for
 
 from redrafter_mlx.distill.corpus.prompts import user_turns
 from redrafter_mlx.distill.corpus.writing import writer
-from redrafter_mlx.distill.drafter_forms import FORMS, DrafterForm
+from redrafter_mlx.distill.drafter_forms import FORMS, DrafterForm, RecurrentForm
 from redrafter_mlx.distill.forms.registry import recipe_for, recipe_of_folder
 from redrafter_mlx.distill.learn import judging
 from redrafter_mlx.distill.learn.general import general_texts
 from redrafter_mlx.distill.learn.judging import Quality
 from redrafter_mlx.distill.learn.run import LearnOptions, drafter_in_use, learn
+from redrafter_mlx.distill.learn.states import read
 from redrafter_mlx.distill.learn.texts import interleaved, split, up_to
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.training.learner import Learner
+from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.drafting.files.installed import own_shelf
 from redrafter_mlx.drafting.names import parse
 from redrafter_mlx.errors import BadInputError
@@ -287,8 +289,6 @@ def test_each_form_that_is_trained_here_learns_further(
     recipe = recipe_for(form, target, source.name, source.fingerprint, 3)
     target = target.reading(recipe.context_layers)
     keep_chains(loaded)
-    from redrafter_mlx.distill.learn.states import read
-
     texts = [*read(target, [*TextStore(folder_of(loaded).texts).texts()][:3])]
     drafter = recipe.fresh(target, np.ones(V, np.int64), texts, 0)
     recipe.save(recipe.student(drafter, target, TrainOptions(draft_length=3)), own_shelf() / "mine")
@@ -301,6 +301,35 @@ def test_each_form_that_is_trained_here_learns_further(
     assert version.start is None
     found = recipe_of_folder(version.folder, loaded.target, "tiny", "sha256:1")
     assert type(found) is type(recipe)
+
+
+def test_the_users_tokens_take_the_place_of_tokens_that_nobody_used(loaded: LoadedTarget) -> None:
+    """A head whose output layer is the target's can draft other tokens than it was made with."""
+    start, used = 3, [(3 + STEP * k) % V for k in range(1, 13)]
+    store = TextStore(folder_of(loaded).texts)
+    for i in range(V):
+        store.append(KeptText((i, start), tuple(used), 0.0, float(i + 1)))
+    known = [token for token in range(V) if token not in used[1::2]][: len(used) + 4]
+    source, target = loaded.source, loaded.target
+    form = RecurrentForm(draft_vocab=len(known), context_layers=())
+    recipe = recipe_for(form, target, source.name, source.fingerprint, 3)
+    counts = np.bincount(known, minlength=V)
+    texts = [*read(target, [*store.texts()][:3])]
+    student = recipe.student(recipe.fresh(target, counts, texts, 0), target, TrainOptions())
+    recipe.save(student, own_shelf() / "mine")
+    run = learn(loaded, STEPS)
+    assert run is not None
+    assert run.own[0] < 2
+    assert run.own[1] > 3, "no draft is out of reach"
+    version = in_use(folder_of(loaded))
+    assert version is not None
+    tokens = DrafterFolder(version.folder, source).load(target).vocabulary.tokens
+    assert tokens is not None
+    now = tokens.tolist()
+    assert len(now) == len(known)
+    assert {*used} <= {*now} <= {*used, *known}
+    gone = {*known} - {*now}
+    assert min(gone) > max({*known} - {*used} - gone, default=0), "those with the largest ids"
 
 
 def test_another_form_is_named_and_the_trained_ones_listed(

@@ -204,6 +204,16 @@ class Recipe(ABC):
         del counts
         return self.published.load(open_files(folder), target)
 
+    def renewed(
+        self, drafter: LevelDrafter, target: Target, counts: Callable[[], np.ndarray]
+    ) -> LevelDrafter:
+        """Return the drafter with the tokens that occur, for a form that can draft other tokens.
+
+        counts: as in `start`
+        """
+        del target, counts
+        return drafter
+
     def check_start(self, folder: Path) -> str:
         """Check that training can start from the drafter in a folder; return its weights' SHA-256.
 

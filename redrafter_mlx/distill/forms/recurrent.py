@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 import mlx.core as mx
 import numpy as np
@@ -23,6 +23,7 @@ from redrafter_mlx.distill.forms.fresh_weights import (
 )
 from redrafter_mlx.distill.forms.positions import PositionRecipe
 from redrafter_mlx.drafting.files.drafter_files import DrafterFiles, open_files
+from redrafter_mlx.drafting.level_drafter import LevelDrafter
 from redrafter_mlx.drafting.recurrent import (
     RECURRENT,
     RecurrentDrafter,
@@ -31,7 +32,7 @@ from redrafter_mlx.drafting.recurrent import (
     save_drafter,
 )
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig, read_config
-from redrafter_mlx.speculation.draft_vocabulary import choose_vocabulary
+from redrafter_mlx.speculation.draft_vocabulary import choose_vocabulary, renew_vocabulary
 from redrafter_mlx.target_model.model import Target
 
 _NOT_FORM = {"target", "target_fingerprint", "draft_length"}
@@ -133,6 +134,16 @@ class RecurrentRecipe(PositionRecipe):
                 weights["draft_vocab"] = mx.array(choose_vocabulary(counts(), size))
         network = RecurrentNetwork(self.config)
         network.load_weights(list(weights.items()))
+        return network.bind(target)
+
+    def renewed(
+        self, drafter: LevelDrafter, target: Target, counts: Callable[[], np.ndarray]
+    ) -> LevelDrafter:
+        """Return the drafter with the tokens that occur, if its output layer is the target's."""
+        if self.config.head != "tied" or self.config.draft_vocab_size is None:
+            return drafter
+        network = cast(RecurrentNetwork, drafter.module)
+        network.draft_vocab = mx.array(renew_vocabulary(np.array(network.draft_vocab), counts()))
         return network.bind(target)
 
     def compared(self, files: DrafterFiles) -> tuple[Mapping[str, object], Mapping[str, object]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from mlx.utils import tree_map
 
 from redrafter_mlx.checks import check_int, check_number
@@ -169,6 +170,7 @@ class _Run:
         report("judging the drafter in use", 0, 1)
         drafter = self._drafter(shards)
         before = judge.quality(None if self.start is None else drafter)
+        drafter = self.recipe.renewed(drafter, self.target, self._counts(shards))
         student = self.recipe.student(drafter, self.target, self._training(positions))
         start, trained_at = student.network.trainable_parameters(), self._clock()
         left = max(1.0, self._options.seconds * (1 - _JUDGING) - (trained_at - began))
@@ -220,11 +222,15 @@ class _Run:
 
     def _drafter(self, shards: Sequence[Path]) -> LevelDrafter:
         """Return the drafter in use, or a fresh one for the texts in these shards."""
-        counts = partial(count_tokens, shards, self.target.vocab_size)
+        counts = self._counts(shards)
         if self.start is None:
             texts = self._extras.load(shards[0])
             return self.recipe.fresh(self.target, counts(), texts, self._options.seed)
         return self.recipe.start(self.start, self.target, counts)
+
+    def _counts(self, shards: Sequence[Path]) -> Callable[[], np.ndarray]:
+        """Return what counts the tokens of the texts in these shards."""
+        return partial(count_tokens, shards, self.target.vocab_size)
 
     def _try(
         self, student: Student, start: object, judge: Judge, before: Quality, newest: float
