@@ -162,5 +162,6 @@ class MtpStudent(UnrolledStudent):
         return MtpDrafter(self.network, self._target)
 
     def head(self, hidden: mx.array) -> mx.array:
-        logits: mx.array = self._logits(hidden[None].astype(self._target.dtype))[0]
+        """Map outputs to logits in float32: float16 holds no gradient of a scaled loss."""
+        logits: mx.array = self._logits(hidden[None])[0]
         return logits

@@ -29,7 +29,7 @@ _LOSS_SCALE = 2.0**30
 """Factor of the loss on its way back through a network. Without it, parts of the gradients are
 subnormal numbers, with which an x86 processor multiplies many times more slowly. As it is a power
 of two, no other number is rounded differently (loss scaling, Micikevicius et al., arXiv 1710.03740,
-section 3.2)."""
+section 3.2). Losses have to be computed in float32: float16 ends at 65504."""
 
 _FIRST_RATE = 0.1
 """The first learning rate, as a share of the peak."""

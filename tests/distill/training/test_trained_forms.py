@@ -68,9 +68,14 @@ def recipe_of(name: str, target: Target) -> Recipe:
     return recipe_for(FORMS[name], target, "tiny", "sha256:tiny", T)
 
 
-def make_trainer(folder: Path, name: str, steps: int = 16) -> Trainer:
-    """Return a run in `folder/out` on a corpus of one block, which is written only once."""
-    target = Target(random_model())
+def make_trainer(folder: Path, name: str, steps: int = 16, dtype: mx.Dtype = mx.float32) -> Trainer:
+    """Return a run in `folder/out` on a corpus of one block, which is written only once.
+
+    dtype: of the target
+    """
+    model = random_model()
+    model.set_dtype(dtype)
+    target = Target(model)
     recipe = recipe_of(name, target)
     target, extras = target.reading(recipe.context_layers), recipe.extras(())
     folder.mkdir(exist_ok=True)
@@ -105,6 +110,17 @@ def test_a_form_learns_and_a_resumed_run_has_the_losses_of_the_unbroken_one(
     assert first + rest == unbroken
     for file in ("model.safetensors", "config.json"):
         assert (tmp_path / "a/out" / file).read_bytes() == (tmp_path / "b/out" / file).read_bytes()
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_learns_from_a_target_in_half_precision(tmp_path: Path, name: str) -> None:
+    """The loss is scaled on its way back by more than float16 holds."""
+    (tmp_path / "out").mkdir()
+    trainer = make_trainer(tmp_path, name, dtype=mx.float16)
+    found = losses(trainer)
+    assert sum(found[-4:]) < 0.95 * sum(found[:4])
+    weights = tree_flatten(trainer.student.network.parameters())
+    assert all(np.isfinite(np.array(array)).all() for _, array in weights)
 
 
 def trained(folder: Path, name: str) -> tuple[Path, Evaluation]:
