@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from redrafter_mlx.bench.options import MOST_AT_ONCE, BenchOptions
+from redrafter_mlx.bench.options import MAX_AT_ONCE, BenchOptions
 from redrafter_mlx.checks import check_drafter_bits, check_int
 from redrafter_mlx.drafting.names import NONE
 from redrafter_mlx.errors import BadInputError
@@ -21,7 +21,7 @@ def check_measurement(options: BenchOptions, lengths: int | None = 1) -> None:
     """
     check_drafter_bits(options.drafter_bits, "--drafter-bits")
     for size in options.batch_sizes:
-        check_int("--batch-size", size, 1, MOST_AT_ONCE)
+        check_int("--batch-size", size, 1, MAX_AT_ONCE)
     options.plan("", options.methods([None]))
     assert options.loadings
     if lengths is not None and len(options.prompt_lengths) > lengths:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from redrafter_mlx.bench.measure.plan import Conversation, Plan, Prepared, Thresholds
     from redrafter_mlx.engine.engine import Redrafter
 
-MOST_AT_ONCE = 256
+MAX_AT_ONCE = 256
 """Maximum number of requests that an engine decodes at once, see EngineOptions."""
 
 Label = Literal[DType, "4bit", "8bit"]

@@ -30,7 +30,7 @@ class Flag:
     panel: the heading under which `--help` lists it; None for the first one
     names: if empty, that of `option_name`; `--no-draft` sets `draft` to False
     variable: environment variable that gives the value if the command line does not
-    least: smallest number that is accepted
+    minimum: smallest number that is accepted
     argument: metavar of a positional argument that gives the value too; None for none
     unit: what a whole number counts, see `whole_number`
 
@@ -42,7 +42,7 @@ class Flag:
     panel: str | None = None
     names: tuple[str, ...] = ()
     variable: str | None = None
-    least: int | None = None
+    minimum: int | None = None
     argument: str | None = None
     unit: int = 1
 
@@ -91,8 +91,8 @@ class Flag:
     def _whole(self, name: str, text: str) -> int:
         try:
             number = whole_number(text, self.unit)
-            if self.least is not None and number < self.least:
-                raise ValueError(f"{number} is less than {self.least}")
+            if self.minimum is not None and number < self.minimum:
+                raise ValueError(f"{number} is less than {self.minimum}")
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint=f"'{self._names(name)[0]}'") from None
         return number

@@ -61,8 +61,8 @@ class BeamShape:
     @property
     def nodes(self) -> int:
         """The node capacity N: all W beams share at least the root."""
-        most = self.width * (self.length - 1) + 1
-        return most if self.max_nodes is None else min(self.max_nodes, most)
+        nodes = self.width * (self.length - 1) + 1
+        return nodes if self.max_nodes is None else min(self.max_nodes, nodes)
 
 
 @dataclass(frozen=True)

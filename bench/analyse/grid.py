@@ -50,13 +50,13 @@ class Grid:
 
     def heat(self, cell: Cell) -> float:
         """Return the colour value: 0 for the slowest shape, 1 for the fastest."""
-        least = min(c.tps for c in self.cells)
-        span = self.best.tps - least
-        return (cell.tps - least) / span if span > 0 else 1.0
+        lowest = min(c.tps for c in self.cells)
+        span = self.best.tps - lowest
+        return (cell.tps - lowest) / span if span > 0 else 1.0
 
 
-def grids(rows: Sequence[Row], least: int = 1) -> list[Grid]:
-    """Return a grid per drafter and acceptance method with at least `least` beam shapes."""
+def grids(rows: Sequence[Row], min_cells: int = 1) -> list[Grid]:
+    """Return a grid per drafter and acceptance method with at least `min_cells` beam shapes."""
     cells: dict[tuple[str, Method], list[Cell]] = {}
     for r in rows:
         m = r.method
@@ -77,6 +77,6 @@ def grids(rows: Sequence[Row], least: int = 1) -> list[Grid]:
             parts.append(f"{way.accept} at temperature {way.temperature:g}")
         limits = {"epsilon": way.epsilon, "delta": way.delta, "max nodes": way.max_nodes}
         parts += [f"{name} {value:g}" for name, value in limits.items() if value is not None]
-        if len(group) >= least:
+        if len(group) >= min_cells:
             found.append(Grid(", ".join(filter(None, parts)), tuple(group)))
     return found

@@ -20,7 +20,7 @@ _BEST = "★"
 def rendered(result: Result) -> list[RenderableType]:
     """Draw the tables, with the heatmaps after the first."""
     main, *others = map(rich_table, tables_of(result))
-    return [main, *map(heatmap, grids(result.rows, least=2)), *others]
+    return [main, *map(heatmap, grids(result.rows, min_cells=2)), *others]
 
 
 def rich_table(table: TextTable) -> RenderableType:

@@ -94,7 +94,7 @@ def _draw(folder: Path, result: Result, profiles: Mapping[str, CostModel]) -> li
     if find_spec("matplotlib") is None:
         return []
     names, m = [], result.machine
-    if maps := grids(result.rows, least=2):
+    if maps := grids(result.rows, min_cells=2):
         plot(maps, folder / HEATMAP, f"{m.chip} ({m.device}), mlx {m.mlx}")
         names.append(HEATMAP)
     for i, costs in enumerate(profiles.values(), 1):

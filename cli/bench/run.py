@@ -138,7 +138,7 @@ def _repeat_paper(name: str, options: BenchOptions, output: Output, given: Set[s
     run = run_paper(protocol, options, given, _HOOKS)
     results = run.outcome.results
     rows = [row for result in results for row in result.rows]
-    maps, shown = [*grids(rows, least=2)], [*map(rich_table, run.paper.tables)]
+    maps, shown = [*grids(rows, min_cells=2)], [*map(rich_table, run.paper.tables)]
     if theirs := authors_grids(name, "float16"):
         maps += theirs
         shown = [*map(heatmap, maps), *shown]

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from redrafter_mlx.bench.measure.load_client import Load, Server, ask, measure_in_turn
-from redrafter_mlx.bench.options import MOST_AT_ONCE
+from redrafter_mlx.bench.options import MAX_AT_ONCE
 from redrafter_mlx.checks import check_number
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.flag import Flag
@@ -57,8 +57,8 @@ class LoadOptions(opt.QuestionOptions):
         check_number("--temperature", self.temperature, low=0.0, high=MAX_TEMPERATURE)
         users = parse_integers("--users", self.users)
         for n in users:
-            if not 1 <= n <= MOST_AT_ONCE:
-                raise BadInputError(f"--users holds {n}; give numbers from 1 to {MOST_AT_ONCE}")
+            if not 1 <= n <= MAX_AT_ONCE:
+                raise BadInputError(f"--users holds {n}; give numbers from 1 to {MAX_AT_ONCE}")
             if n > len(texts):
                 raise BadInputError(
                     f"--users holds {n}, and there are {len(texts)} questions: some users would "

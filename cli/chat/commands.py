@@ -26,7 +26,7 @@ from redrafter_mlx.runtime.words import count
 if TYPE_CHECKING:
     from redrafter_mlx.cli.chat.command import Chat
 
-_MOST_BYTES = 4_000_000
+_MAX_BYTES = 4_000_000
 """Maximum size of a file for /read, about a million tokens."""
 
 _WORDS = {"on": True, "true": True, "off": False, "false": False, "none": None}
@@ -169,9 +169,9 @@ def _read_text(path: Path) -> str:
     if not stat.S_ISREG(path.stat().st_mode):  # reading a named pipe would never end
         raise BadInputError("it is not a file")
     with path.open("rb") as file:
-        content = file.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise BadInputError(f"it has more than {human_size(_MOST_BYTES)}")
+        content = file.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise BadInputError(f"it has more than {human_size(_MAX_BYTES)}")
     if not content.strip():
         raise BadInputError("it is empty")
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

@@ -31,8 +31,8 @@ _CLOSE = 0.75
 """Share of the fastest rate from which a library is measured again: in a busy minute the fastest
 may look slower than another one."""
 
-_LONGEST, _LEAST, _TIMES = 600.0, 30.0, 3.0
-"""Time limit of a measurement: _TIMES times the shortest so far, between _LEAST and _LONGEST s."""
+_LONGEST, _MIN, _TIMES = 600.0, 30.0, 3.0
+"""Time limit of a measurement: _TIMES times the shortest so far, between _MIN and _LONGEST s."""
 
 
 def compare_libraries(
@@ -74,7 +74,7 @@ def compare_libraries(
         if rate is not None:
             rates[library] = max(rate, rates.get(library, 0.0))
             note(f"{library}: {rate:.1f} tok/s promised")
-            longest = min(longest, max(_LEAST, _TIMES * (time.monotonic() - began)))
+            longest = min(longest, max(_MIN, _TIMES * (time.monotonic() - began)))
     if not rates:
         return None
     fastest = max(rates, key=lambda library: rates[library])

@@ -149,7 +149,7 @@ def drafters(name: Name, as_json: opt.Json = False) -> None:
 @opt.with_options
 def show(
     name: Name,
-    context: Annotated[int, Flag("Tokens that are to fit in memory.", "N", least=1)] = 8192,
+    context: Annotated[int, Flag("Tokens that are to fit in memory.", "N", minimum=1)] = 8192,
 ) -> None:
     """Show one model: source, license, size, path, architecture, and whether it fits in memory.
 

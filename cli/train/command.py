@@ -17,7 +17,7 @@ from redrafter_mlx.runtime.awake import kept_awake
 from redrafter_mlx.runtime.words import option_name
 
 _CORPUS, _DRAFTER, _TRAINING = "Corpus", "Drafter", "Training"
-_MOST_HOURS = 1000
+_MAX_HOURS = 1000
 
 _KEYS = {
     "form": ("drafter.form",),
@@ -95,9 +95,9 @@ class TrainOptions:
         """Raise BadInputError if --hours is out of range, or beside an option that it replaces."""
         if self.hours is None:
             return
-        if not 0 < self.hours <= _MOST_HOURS:
+        if not 0 < self.hours <= _MAX_HOURS:
             raise BadInputError(
-                f"--hours is {self.hours:g}; give more than 0, {_MOST_HOURS} at most"
+                f"--hours is {self.hours:g}; give more than 0, {_MAX_HOURS} at most"
             )
         for name in ("answer_tokens", "epochs", "recipe"):
             if getattr(self, name) is not None:

@@ -119,10 +119,10 @@ class BuiltStep(NamedTuple):
         """
         target = self.state.cache.target
         if target.forgetful:
-            most = [_UNLIMITED] * len(self.sequences)
+            max_lengths = [_UNLIMITED] * len(self.sequences)
             for b, sequence in finished:
-                most[b] = sequence.kept_length
-            lengths = cast("list[int]", target.end_at(self.state.length, most).tolist())
+                max_lengths[b] = sequence.kept_length
+            lengths = cast("list[int]", target.end_at(self.state.length, max_lengths).tolist())
             for b, sequence in finished:
                 sequence.committed = lengths[b]
 

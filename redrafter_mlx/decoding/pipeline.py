@@ -76,12 +76,12 @@ class Pipeline:
     @property
     def growth(self) -> int:
         """Number of cache slots that the next step adds, those of all sequences together."""
-        rows = held = most = 0
+        rows = held = capacity = 0
         for step in (*self._steps, *self._coming_back):
             rows += len(step.sequences)
             held += len(step.sequences) * step.capacity
-            most = max(most, step.next_capacity)
-        return rows * most - held
+            capacity = max(capacity, step.next_capacity)
+        return rows * capacity - held
 
     def first_shape(self, sequence: Sequence, size: int) -> BeamShape:
         """Return the shape of a joining sequence's first drafts.

@@ -51,9 +51,9 @@ class Prefill:
         """Whether a part of the prompts was read."""
         return self.position > self._start
 
-    def read(self, most: int) -> None:
-        """Submit the next chunk, at most `most` tokens, up to the next checkpoint."""
-        at, P = self.position - self._start, min(most, self.left)
+    def read(self, max_tokens: int) -> None:
+        """Submit the next chunk, at most `max_tokens`, up to the next checkpoint."""
+        at, P = self.position - self._start, min(max_tokens, self.left)
         if self._stops:
             P = min(P, self._stops[0] - self.position)
         hidden = self._target.append(

@@ -30,7 +30,7 @@ _WRITING = 0.4
 """Share of the time after which no more corpus is written. Where SmolLM2 trains its own drafter,
 the rest is enough for some four passes."""
 
-_TIMING, _MOST_TIMING = 0.1, 600.0
+_TIMING, _MAX_TIMING = 0.1, 600.0
 """Share of the time, and seconds at most, for the last evaluation and the timed questions."""
 
 _EVALUATIONS, _MIN_EVALUATIONS, _MAX_EVALUATIONS = 5, 2, 10
@@ -111,7 +111,7 @@ class Deadline:
     @property
     def training_ends(self) -> float:
         """Seconds from the start of the run after which no more steps are trained."""
-        return self.seconds - min(_TIMING * self.seconds, _MOST_TIMING)
+        return self.seconds - min(_TIMING * self.seconds, _MAX_TIMING)
 
     def of(self, job: TrainingJob, *, fixed: bool = False) -> TrainingJob:
         """Return the job with sizes that time decides; `fixed` keeps its number of texts a block.
@@ -120,8 +120,8 @@ class Deadline:
         """
         hours, rows = self._record.hours, job.writing.batch
         if not fixed and job.data is None:
-            least = max(_MIN_ROWS, len(job.writing.openings))
-            rows = min(rows, max(least, round(_ROWS * hours)))
+            min_rows = max(_MIN_ROWS, len(job.writing.openings))
+            rows = min(rows, max(min_rows, round(_ROWS * hours)))
         evaluations = min(max(round(_EVALUATIONS * hours), _MIN_EVALUATIONS), _MAX_EVALUATIONS)
         return replace(
             job,

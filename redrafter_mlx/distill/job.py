@@ -64,16 +64,16 @@ class TrainingJob:
         """Raise BadInputError naming a value out of range, or two that exclude each other."""
         check_choice("dtype", self.dtype, DType)
         check_choice("labels", self.labels, Labels)
-        least = 2 * self.training.batch
-        if self.answer_tokens < least:
+        min_tokens = 2 * self.training.batch
+        if self.answer_tokens < min_tokens:
             raise BadInputError(
                 f"answer_tokens is {self.answer_tokens}, and a batch takes {self.training.batch}; "
-                f"ask for {least} at least (--answer-tokens)"
+                f"ask for {min_tokens} at least (--answer-tokens)"
             )
         check_int("timed_questions", self.timed_questions, 0, None)
-        for name, most in (("workers", _MAX_WORKERS), ("memory", None), ("cache_bytes", None)):
+        for name, maximum in (("workers", _MAX_WORKERS), ("memory", None), ("cache_bytes", None)):
             if getattr(self, name) is not None:
-                check_int(name, getattr(self, name), 1, most)
+                check_int(name, getattr(self, name), 1, maximum)
         length, answer = self.training.draft_length, self.writing.max_answer_tokens
         if self.data is None and length >= answer:
             raise BadInputError(

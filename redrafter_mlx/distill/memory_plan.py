@@ -31,10 +31,10 @@ PROMPT_TOKENS = 64
 _TURNS_DRAWN = 1.5
 """Number of user turns drawn at once for each prompt that is wanted; some are left out."""
 
-_LEAST_ROWS = 8
+_MIN_ROWS = 8
 """Minimum number of rows in a batch; if memory is too short for them, fewer processes write."""
 
-_LEAST_STATES = 64_000_000
+_MIN_STATES = 64_000_000
 """Minimum bytes of hidden states to train on at once; with fewer, batches would be too alike."""
 
 
@@ -55,7 +55,7 @@ class MemoryPlan:
     training: int
 
     @property
-    def most(self) -> int:
+    def peak(self) -> int:
         """Memory that the run takes in its larger stage."""
         return max(self.writing, self.training)
 
@@ -92,21 +92,21 @@ def plan_memory(
         return (memory - held) // count
 
     if job.workers is None:
-        while workers > 1 and room(workers) < row * min(written.batch, _LEAST_ROWS):
+        while workers > 1 and room(workers) < row * min(written.batch, _MIN_ROWS):
             workers -= 1
     turns = written.batch // len(written.openings) * _TURNS_DRAWN if written.own_share else 0
     rows = min(max(written.batch, int(turns)), room(workers) // row)
     fixed = process + 16 * recipe.parameters + recipe.step_bytes(job.training)
     on_disk = target.dtype.size / host_size(target.dtype)
     states = int((memory - fixed) * on_disk)
-    least = max(memory - room(workers) * workers + row * workers, fixed + _LEAST_STATES)
-    if memory < least:
-        fits = least <= machine.working_set
+    min_memory = max(memory - room(workers) * workers + row * workers, fixed + _MIN_STATES)
+    if memory < min_memory:
+        fits = min_memory <= machine.working_set
         room_here = f"models may take {human_size(machine.working_set)} here"
         raise BadInputError(
             f"memory is {human_size(memory)}; writing and training take at least "
-            f"{human_size(least)}, "
-            + (f"give --memory {least}" if fits else f"and {room_here}; take a smaller model")
+            f"{human_size(min_memory)}, "
+            + (f"give --memory {min_memory}" if fits else f"and {room_here}; take a smaller model")
         )
     held = states if corpus_bytes is None else min(states, 2 * corpus_bytes)
     held = int(held / on_disk)
@@ -139,9 +139,11 @@ def check_memory(memory: int | None, machine: Machine) -> None:
 
     memory: the user's limit; None, the default, is always within the working set
     """
-    most = machine.memory if machine.on_cpu else machine.working_set
-    if memory is not None and memory > most:
-        raise BadInputError(f"memory is {memory} bytes, and models may take {most} here (--memory)")
+    max_memory = machine.memory if machine.on_cpu else machine.working_set
+    if memory is not None and memory > max_memory:
+        raise BadInputError(
+            f"memory is {memory} bytes, and models may take {max_memory} here (--memory)"
+        )
 
 
 def default_memory(machine: Machine) -> int:

@@ -109,13 +109,13 @@ class TrainOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least, most in (
+        for name, minimum, maximum in (
             ("draft_length", 1, MAX_BEAM_LENGTH - 1),
             ("batch", 1, 2**20),
             ("evaluations", 1, 1000),
             ("seed", 0, MAX_SEED),
         ):
-            check_int(name, getattr(self, name), least, most)
+            check_int(name, getattr(self, name), minimum, maximum)
         if self.accumulate is not None:
             check_int("accumulate", self.accumulate, 1, 2**20)
         check_choice("optimizer", self.optimizer, Optimizer)

@@ -21,7 +21,7 @@ from redrafter_mlx.distill.memory_plan import (
     plan_memory,
     states_held,
 )
-from redrafter_mlx.distill.preflight import check_output, least_blocks, remove_leftovers
+from redrafter_mlx.distill.preflight import check_output, min_blocks, remove_leftovers
 from redrafter_mlx.distill.sizes import Sizes, default_corpus_bytes, sizes
 from redrafter_mlx.distill.training.checkpoint import check_same_run, read_checkpoint
 from redrafter_mlx.distributed.facts import facts_of
@@ -97,8 +97,8 @@ class RunPlan:
 
     def shapes(self, shapes: Sequence[BeamShape]) -> list[BeamShape]:
         """Return the shapes, cut to the length that the drafter is trained to draft, each once."""
-        most = self.job.training.draft_length + 1
-        cut = (BeamShape(shape.width, min(shape.length, most)) for shape in shapes)
+        max_length = self.job.training.draft_length + 1
+        cut = (BeamShape(shape.width, min(shape.length, max_length)) for shape in shapes)
         return list(dict.fromkeys(cut))
 
     def sizes(self) -> Sizes:
@@ -170,7 +170,7 @@ def plan(
         writer,
         memory,
         states=memory.states if found is None else states_held(found.made_by.get("memory"), memory),
-        min_blocks=least_blocks(writer, [job.data] if job.data else job.prompts),
+        min_blocks=min_blocks(writer, [job.data] if job.data else job.prompts),
         started_from=None if job.start_from is None else recipe.check_start(job.start_from),
         ranks=ranks,
     )

@@ -53,7 +53,7 @@ def remove_leftovers(folder: Path) -> None:
         remove_abandoned(folder.glob(f".*.{name}"))
 
 
-def least_blocks(source: Writer | Reader, files: Sequence[Path]) -> int:
+def min_blocks(source: Writer | Reader, files: Sequence[Path]) -> int:
     """Return the number of blocks needed to hold some out and to train on others.
 
     files: the files of the given prompts or answers

@@ -72,7 +72,7 @@ def write(
         corpus.max_bytes,
         plan.min_blocks,
         max_empty=-(-_TRIED // job.writing.batch) if own else plan.min_blocks + MORE_EMPTY,
-        least_tokens=min(job.answer_tokens, 2 * job.training.batch),
+        min_tokens=min(job.answer_tokens, 2 * job.training.batch),
         stop=stop,
     )
     if plan.ranks is None or plan.ranks.leads:

@@ -82,16 +82,16 @@ def sizes(
     stored, saved = stored_bytes(corpus, target, answers, read), training_bytes(job, recipe)
     beside = saved if same_disk(corpus.folder, job.output) else 0
     room = max(0, free_disk(corpus.folder) - beside)
-    most = min(corpus.max_bytes, bytes_below(corpus.folder) + room)
-    held, parameters = plan(min(stored, most)), recipe.parameters
+    max_bytes = min(corpus.max_bytes, bytes_below(corpus.folder) + room)
+    held, parameters = plan(min(stored, max_bytes)), recipe.parameters
     return Sizes(
         answer_tokens=answers,
         parameters=parameters,
         drafter_bytes=2 * parameters,
         training_bytes=saved,
         corpus_bytes=stored,
-        max_bytes=most,
-        memory_bytes=held.most,
+        max_bytes=max_bytes,
+        memory_bytes=held.peak,
         steps=job.training.steps(positions_of(corpus, answers, read) / job.training.batch),
         workers=held.workers,
     )

@@ -25,7 +25,7 @@ _CONNECT_SECONDS = 30.0
 INTRODUCTION_SECONDS = 5.0
 """Seconds in which a newcomer must have sent its token and rank."""
 
-_MOST_CHARACTERS = 1 << 20
+_MAX_CHARACTERS = 1 << 20
 """Maximum length of a message."""
 
 Facts = Mapping[str, str]
@@ -186,7 +186,7 @@ class _Line:
 
     def read(self) -> dict[str, str]:
         """Return the next line; raises OSError or ValueError once the other end is gone."""
-        line = self._file.readline(_MOST_CHARACTERS)
+        line = self._file.readline(_MAX_CHARACTERS)
         if not line:
             raise ConnectionResetError("the other end is gone")
         message = json.loads(line)

@@ -184,11 +184,13 @@ def _check_beams(beams: object, batch: int, shape: BeamShape) -> None:
     """Raise TypeError for beams of a wrong type or shape; their values are not read."""
     if not isinstance(beams, Beams) or not isinstance(beams.tokens, mx.array):
         raise TypeError(f"it returned {type(beams).__name__} in place of Beams of arrays")
-    most, W, L = (batch, shape.width, shape.length), 0, 0
+    limits, W, L = (batch, shape.width, shape.length), 0, 0
     if beams.tokens.ndim == 3:
         _, W, L = beams.tokens.shape
-    if beams.tokens.shape != (batch, W, L) or not (0 < W <= most[1] and 0 < L <= most[2]):
-        raise TypeError(f"tokens have the shape {beams.tokens.shape}; at most {most} was asked for")
+    if beams.tokens.shape != (batch, W, L) or not (0 < W <= limits[1] and 0 < L <= limits[2]):
+        raise TypeError(
+            f"tokens have the shape {beams.tokens.shape}; at most {limits} was asked for"
+        )
     for name, array, kind in (
         ("tokens", beams.tokens, mx.integer),
         ("log_probs", beams.log_probs, mx.floating),

@@ -132,7 +132,7 @@ class LevelDrafter(Drafter):
         """Return the same drafter along a static tree."""
         if self.max_length is not None and tree.shape.length > self.max_length:
             raise BadInputError(f"{tree}; {self.name} drafts {self.max_length - 1} at most")
-        check_width(self.max_width, tree.most_ranks)
+        check_width(self.max_width, tree.max_ranks)
         drafter = copy.copy(self)
         drafter.tree = tree
         return drafter

@@ -17,7 +17,7 @@ from redrafter_mlx.runtime.files.paths import human_size
 
 LOG = logging.getLogger("redrafter_mlx.learning")
 
-_LEAST, _MOST = 8, 8192
+_MIN_TOKENS, _MAX_TOKENS = 8, 8192
 """Minimum number of tokens of an answer that is kept, and the maximum with its prompt: to learn,
 the model reads all of it at once."""
 
@@ -67,7 +67,7 @@ class TextKeeper:
 
         It returns at once.
         """
-        if len(answer) >= _LEAST and len(prompt) + len(answer) <= _MOST:
+        if len(answer) >= _MIN_TOKENS and len(prompt) + len(answer) <= _MAX_TOKENS:
             text = KeptText(tuple(prompt), tuple(answer), temperature, time.time())
             self._writer.submit(self._write, text)
 

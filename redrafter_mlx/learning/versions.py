@@ -19,7 +19,7 @@ from redrafter_mlx.runtime.files.json_file import read_object, to_json
 
 RECORD = "learned.json"
 _VERSION = re.compile(r"\d{4,}")
-_MOST = 8
+_MAX_VERSIONS = 8
 """Number of versions that are kept; the oldest that are not in use are removed first."""
 
 
@@ -113,7 +113,7 @@ def bring_into_use(folder: LearningFolder, version: LearnedVersion | None) -> No
         return
     write_private_text(folder.current, version.name + "\n")
     latest_first = sorted(_names(folder), key=int, reverse=True)
-    for name in [*dict.fromkeys([version.name, version.start, *latest_first])][_MOST:]:
+    for name in [*dict.fromkeys([version.name, version.start, *latest_first])][_MAX_VERSIONS:]:
         if name is not None:
             shutil.rmtree(folder.drafters / name, ignore_errors=True)
 

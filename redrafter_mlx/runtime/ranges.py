@@ -10,7 +10,7 @@ from typing import TypeVar
 from redrafter_mlx.errors import BadInputError
 
 _SPAN = re.compile(r"(\d{1,9})(?:(?:\.\.|-)(\d{1,9}))?")
-_MOST = 1024
+_MAX_VALUES = 1024
 
 T = TypeVar("T", bound=Hashable)
 
@@ -31,8 +31,8 @@ def parse_integers(name: str, text: str) -> list[int]:
             raise BadInputError(
                 f"{name} holds {part!r}, which runs backwards; give {last}..{first}"
             )
-        if last - first >= _MOST:
-            raise BadInputError(f"{name} holds {part!r}, which is too many; at most {_MOST}")
+        if last - first >= _MAX_VALUES:
+            raise BadInputError(f"{name} holds {part!r}, which is too many; at most {_MAX_VALUES}")
         numbers.extend(range(first, last + 1))
     return each_once(numbers)
 

@@ -23,7 +23,7 @@ _MAX_ARGMAX_K = 4
 """Largest k for which `top_k` uses k argmax operations instead of a partition. On Metal a partition
 is a full sort, and on a CPU it is no faster (49152 values, k = 4: 0.6 to 2.4 ms against 0.4)."""
 
-_MANY, _MOST_CHUNKS = 32_768, 256
+_MANY, _MAX_CHUNKS = 32_768, 256
 """Number of values from which `top_k` looks at chunks first, and the largest number of these."""
 
 
@@ -163,7 +163,7 @@ def top_k(x: mx.array, k: int) -> tuple[mx.array, mx.array]:
     once, by many threadgroups on Metal, whose reduction of a row runs in a single one.
     """
     B, M = x.shape
-    chunks = math.gcd(M, _MOST_CHUNKS)
+    chunks = math.gcd(M, _MAX_CHUNKS)
     if M < _MANY or chunks < 2 * k:
         return _top_k(x, k)
     rows = x.reshape(B, chunks, M // chunks)

@@ -18,7 +18,7 @@ from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 from redrafter_mlx.config import SamplingParams
 from redrafter_mlx.speculation.constants import iota
 
-_LEAST_TOP_P = 1e-9
+_MIN_TOP_P = 1e-9
 """At a lower top_p the likeliest token alone is left as well, but 0 in float32 would keep all."""
 
 CHOICE, TRIAL, DRAFT = 0, 1, 2
@@ -49,7 +49,7 @@ def filtered_logits(logits: mx.array, params: SamplingParams) -> mx.array:
     by_probability = params.top_p < 1.0 or params.min_p > 0.0
     x = log_softmax(logits) if by_probability else logits.astype(mx.float32)
     if params.top_p < 1.0:
-        x = apply_top_p(x, max(params.top_p, _LEAST_TOP_P))
+        x = apply_top_p(x, max(params.top_p, _MIN_TOP_P))
     if params.min_p > 0.0:
         x = apply_min_p(x, params.min_p)
     if 0 < params.top_k < x.shape[-1]:

@@ -59,7 +59,7 @@ class StaticTree:
         return max(map(len, self.paths))
 
     @property
-    def most_ranks(self) -> int:
+    def max_ranks(self) -> int:
         """Maximum number of ranked tokens needed after a node."""
         return max(path[-1] for path in self.paths) + 1
 

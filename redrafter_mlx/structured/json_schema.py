@@ -87,12 +87,12 @@ def _count_properties(schema: Json, lenient: bool) -> None:
     optional = [name for name in named if name not in given]
     if not optional or not isinstance(low, int) or not isinstance(high, int):
         return
-    least, most = max(low - len(required), 0), min(high - len(required), len(optional))
+    minimum, maximum = max(low - len(required), 0), min(high - len(required), len(optional))
     closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
-    if most == len(optional) and least <= (1 if closed else 0):  # llguidance counts to one
+    if maximum == len(optional) and minimum <= (1 if closed else 0):  # llguidance counts to one
         return
-    sizes = range(least, (least if most == len(optional) else most) + 1)
-    if closed and least > most:
+    sizes = range(minimum, (minimum if maximum == len(optional) else maximum) + 1)
+    if closed and minimum > maximum:
         raise ValueError(f"it has {len(required)} to {len(named)} properties, not {low} to {high}")
     if not closed or sum(math.comb(len(optional), size) for size in sizes) > _MAX_SETS:
         if lenient:
@@ -101,7 +101,7 @@ def _count_properties(schema: Json, lenient: bool) -> None:
         return
     sets: list[Json] = []
     for chosen in itertools.chain(*(itertools.combinations(optional, size) for size in sizes)):
-        absent = [name for name in optional if name not in chosen and most < len(optional)]
+        absent = [name for name in optional if name not in chosen and maximum < len(optional)]
         one = {"required": [*required, *chosen], "properties": dict.fromkeys(absent, False)}
         sets.append(one)
     schema.pop("minProperties", None)

@@ -172,8 +172,8 @@ class AcceptanceStatistics:
 
     def suffices(self, *, assumed: bool) -> NDArray[np.bool_]:
         """Return [S], whether each shape can be chosen by its evidence, if costs are `assumed`."""
-        least = 1.0 if not assumed else _PROVEN if self._missed else _BEGUN
-        enough: NDArray[np.bool_] = self.steps() >= least
+        min_steps = 1.0 if not assumed else _PROVEN if self._missed else _BEGUN
+        enough: NDArray[np.bool_] = self.steps() >= min_steps
         return enough
 
     def accepted_by_depth(self, shape: BeamShape) -> list[float]:

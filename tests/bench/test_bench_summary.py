@@ -335,7 +335,7 @@ def test_a_grid_holds_the_rows_figures() -> None:
         method = Method("redrafter", 0.0, "greedy", width, length)
         answers.append(answer(method, lengths=[3], seconds=seconds))
     rows = summarise(answers)
-    (grid,) = grids(rows, least=2)
+    (grid,) = grids(rows, min_cells=2)
     assert (grid.widths, grid.lengths, grid.best[:2]) == ([1, 2], [2, 4], (2, 4))
     for row in rows[1:]:
         assert row.method.beam_width is not None
@@ -343,7 +343,7 @@ def test_a_grid_holds_the_rows_figures() -> None:
         cell = grid.at(row.method.beam_width, row.method.beam_length)
         assert cell is not None
         assert cell[2:] == (median(row.tps), median(row.speedup), median(row.tokens_per_step))
-    assert grids(rows, least=4) == []
+    assert grids(rows, min_cells=4) == []
 
 
 def test_the_authors_timings_are_drawn_with_their_cliff(tmp_path: Path) -> None:

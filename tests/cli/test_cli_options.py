@@ -81,7 +81,7 @@ def test_an_option_without_default_must_be_given() -> None:
     app = typer.Typer()
 
     @with_options
-    def command(*, size: Annotated[int, Flag("How many.", "N", least=2)]) -> None:
+    def command(*, size: Annotated[int, Flag("How many.", "N", minimum=2)]) -> None:
         got.append(size)
 
     app.command()(command)

@@ -84,7 +84,7 @@ def test_training_stays_within_a_macs_working_set(
     machine = mac(gigabytes)
     monkeypatch.setattr("redrafter_mlx.distill.memory_plan.this_machine", lambda: machine)
     target = Target(random_model(**VICUNA))
-    assert planned(target, None).most <= machine.working_set
+    assert planned(target, None).peak <= machine.working_set
     check_memory(None, machine)
     check_memory(machine.working_set, machine)
     with pytest.raises(BadInputError, match=str(machine.working_set)):
@@ -109,7 +109,7 @@ def test_a_16_gb_mac_trains_for_the_named_8b_models_by_default(
     job = TrainingJob(name, Path("out"))
     recipe = recipe_for(job.drafter, cast(Target, target), name, "", 5)
     plan = plan_memory(job, recipe, cast(Target, target), REGISTRY[name].size)
-    assert machine.memory // 2 < plan.most <= machine.working_set
+    assert machine.memory // 2 < plan.peak <= machine.working_set
 
 
 def test_a_model_too_large_to_train_here_gets_no_option(monkeypatch: pytest.MonkeyPatch) -> None:

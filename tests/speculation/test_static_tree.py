@@ -162,7 +162,7 @@ def test_more_ranks_than_a_draft_vocabulary_has_are_refused() -> None:
 )
 def test_published_trees_have_their_authors_sizes(name: str, drafts: int, depth: int) -> None:
     tree = find_tree(name)
-    assert (len(tree.paths), tree.depth, tree.most_ranks <= 10) == (drafts, depth, True)
+    assert (len(tree.paths), tree.depth, tree.max_ranks <= 10) == (drafts, depth, True)
     assert tree.shape.nodes == drafts + 1
 
 

@@ -79,7 +79,7 @@ def read_config(folder: Path) -> dict[str, object]:
     return config
 
 
-def check_layers(config: Mapping[str, object], most: int, path: Path) -> None:
+def check_layers(config: Mapping[str, object], max_layers: int, path: Path) -> None:
     """Raise DamagedFileError, naming the key, for more layers than a model can have.
 
     Checked before it is built: millions of layers fill the memory before a tensor is missed.
@@ -91,9 +91,10 @@ def check_layers(config: Mapping[str, object], most: int, path: Path) -> None:
     for described in (config, text if isinstance(text, Mapping) else {}):
         for key in _LAYER_COUNTS:
             value = described.get(key)
-            if isinstance(value, int) and value > most:
+            if isinstance(value, int) and value > max_layers:
                 raise DamagedFileError(
-                    f"{path}: {key} is {shown(value)}, and its weights hold at most {most} layers"
+                    f"{path}: {key} is {shown(value)}, and its weights hold at most {max_layers} "
+                    f"layers"
                 )
 
 

@@ -145,11 +145,11 @@ def check_listing(
     if nbytes <= machine.working_set:
         return None
     quantised = any(described.get(key) for key in ("quantization", "quantization_config"))
-    least = nbytes if quantised else round(nbytes * FOUR_BITS)
+    min_bytes = nbytes if quantised else round(nbytes * FOUR_BITS)
     text = f"{_too_large(name, nbytes, machine)}; "
-    if least > machine.working_set:
+    if min_bytes > machine.working_set:
         raise TooLargeError(text + (_instead(name, machine, any_model=True) or _SMALLER))
-    return f"{text}load it with --quantize 4 ({human_size(least)})"
+    return f"{text}load it with --quantize 4 ({human_size(min_bytes)})"
 
 
 def check_load(

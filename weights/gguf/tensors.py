@@ -27,13 +27,13 @@ _BLOCKS: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
     "Q4_0": np.dtype([("scale", "<f2"), ("codes", "u1", 16)]),
-    "Q4_1": np.dtype([("scale", "<f2"), ("least", "<f2"), ("codes", "u1", 16)]),
+    "Q4_1": np.dtype([("scale", "<f2"), ("min", "<f2"), ("codes", "u1", 16)]),
     "Q5_0": np.dtype([("scale", "<f2"), ("high", "u1", 4), ("codes", "u1", 16)]),
-    "Q5_1": np.dtype([("scale", "<f2"), ("least", "<f2"), ("high", "u1", 4), ("codes", "u1", 16)]),
+    "Q5_1": np.dtype([("scale", "<f2"), ("min", "<f2"), ("high", "u1", 4), ("codes", "u1", 16)]),
     "Q8_0": np.dtype([("scale", "<f2"), ("codes", "u1", 32)]),
-    "Q4_K": np.dtype([("scale", "<f2"), ("least", "<f2"), ("scales", "u1", (3, 4)),
+    "Q4_K": np.dtype([("scale", "<f2"), ("min", "<f2"), ("scales", "u1", (3, 4)),
                       ("low", "u1", (4, 1, 32))]),
-    "Q5_K": np.dtype([("scale", "<f2"), ("least", "<f2"), ("scales", "u1", (3, 4)),
+    "Q5_K": np.dtype([("scale", "<f2"), ("min", "<f2"), ("scales", "u1", (3, 4)),
                       ("high", "u1", (1, 32)), ("low", "u1", (4, 1, 32))]),
     "Q6_K": np.dtype([("low", "u1", (2, 2, 32)), ("high", "u1", (2, 1, 32)),
                       ("scales", "i1", 16), ("scale", "<f2")]),
@@ -106,7 +106,7 @@ def _quantised(blocks: _Blocks, kind: str) -> tuple[mx.array, ...]:
         high = _field(blocks, "high")[:, :, None] >> mx.arange(8, dtype=mx.uint8)
         codes = codes | (high & 1).reshape(-1, GROUP_SIZE) << 4
     middle = 1 << (BITS[kind] - 1)
-    return codes, scale, _field(blocks, "least") if kind.endswith("_1") else scale * -middle
+    return codes, scale, _field(blocks, "min") if kind.endswith("_1") else scale * -middle
 
 
 def _numbers(blocks: _Blocks, kind: str) -> mx.array:
@@ -136,9 +136,9 @@ def _scales_k(blocks: _Blocks) -> tuple[mx.array, mx.array]:
     packed = _field(blocks, "scales")
     first, second, rest = packed[:, 0], packed[:, 1], packed[:, 2]
     scales = mx.concatenate([first & 63, rest & 15 | first >> 6 << 4], axis=1)
-    leasts = mx.concatenate([second & 63, rest >> 4 | second >> 6 << 4], axis=1)
-    scale, least = (_field(blocks, n).astype(mx.float32)[:, None] for n in ("scale", "least"))
-    return (scale * scales).reshape(-1), (-least * leasts).reshape(-1)
+    minima = mx.concatenate([second & 63, rest >> 4 | second >> 6 << 4], axis=1)
+    scale, minimum = (_field(blocks, n).astype(mx.float32)[:, None] for n in ("scale", "min"))
+    return (scale * scales).reshape(-1), (-minimum * minima).reshape(-1)
 
 
 def _q6_k(blocks: _Blocks) -> mx.array:

@@ -89,10 +89,10 @@ class PrefixCache:
         The last token is always read: the first choice needs its hidden state. None if no text
         shares a prefix with the prompt.
         """
-        best, most = self._best(prompt, drafter)
+        best, longest = self._best(prompt, drafter)
         if best is None:
             return None
-        return best.cache.reused(prompt[:most], drafter, len(best.tokens)), most
+        return best.cache.reused(prompt[:longest], drafter, len(best.tokens)), longest
 
     def longest_shared(self, prompt: Sequence[int]) -> int:
         """Return the length of the longest prefix that a text shares with the prompt."""
@@ -152,7 +152,7 @@ class PrefixCache:
     def _best(self, prompt: Sequence[int], drafter: Drafter | None) -> tuple[Kept | None, int]:
         """Return the text that holds most of the prompt, and how much; it counts as used now."""
         wanted = np.array(prompt, np.int64)
-        best, most = None, 0
+        best, longest = None, 0
         for entry in self.entries:
             common = common_prefix(entry.tokens, wanted)
             known = min(common, len(wanted) - 1)
@@ -161,12 +161,12 @@ class PrefixCache:
                 known = min(common - 1, len(wanted) - 1, entry.remembered)
                 known = known if drafter.can_cut or known == entry.remembered else 0
             known = entry.cache.reusable(len(entry.tokens), known)
-            if known > 0 and known >= most:
-                best, most = entry, known
+            if known > 0 and known >= longest:
+                best, longest = entry, known
         if best is not None:
             self.entries.remove(best)
             self.entries.append(best)
-        return best, most
+        return best, longest
 
     def _make_room(self, new: Kept) -> bool:
         """Drop what a new text makes redundant, and what is too much; False if it is not kept."""
@@ -182,9 +182,9 @@ class PrefixCache:
                 new.inherit(other)
         if covered or new.nbytes > self._max_bytes:
             return False
-        most = max(shared.values(), default=0)
+        longest = max(shared.values(), default=0)
         for other, n in shared.items():
-            if new.covers(other, n) or (n == most and new.rewrites(other, n)):
+            if new.covers(other, n) or (n == longest and new.rewrites(other, n)):
                 self._drop(other)
         self.shrink(self._max_bytes - new.nbytes, MAX_BUFFERS - new.buffers)
         return True

@@ -124,11 +124,11 @@ class PrefixStore:
         """Return the file that holds most of a prompt, and how many of its first tokens."""
         self._look()
         wanted = np.array(prompt, np.int64)
-        best, most = None, 0
+        best, longest = None, 0
         for path, tokens in self._known.items():
-            if (shared := common_prefix(tokens, wanted)) > most:
-                best, most = path, shared
-        return best, most
+            if (shared := common_prefix(tokens, wanted)) > longest:
+                best, longest = path, shared
+        return best, longest
 
     def load(self, path: Path) -> StoredPrefix | None:
         """Read a file; None if it is gone or damaged."""

@@ -23,7 +23,7 @@ from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target_model.model import Target
 
-_LEAST_FILLED = 2
+_MIN_FILLED = 2
 """Minimum number of blocks with texts: to hold one out, and to train on another."""
 
 MORE_EMPTY = 3
@@ -91,15 +91,15 @@ class CorpusGoal:
     """When a corpus is large enough: it holds `answer_tokens`, or takes `max_bytes` on the disk.
 
     max_empty: writing is given up if this many blocks are there and none holds a text
-    least_blocks: it has as many, unless they take more than `max_bytes`
-    least_tokens: with these blocks and as many answer tokens, it is large enough if `stop()`
+    min_blocks: it has as many, unless they take more than `max_bytes`
+    min_tokens: with these blocks and as many answer tokens, it is large enough if `stop()`
     """
 
     answer_tokens: int
     max_bytes: int
-    least_blocks: int = 0
+    min_blocks: int = 0
     max_empty: int = MORE_EMPTY
-    least_tokens: int = 0
+    min_tokens: int = 0
     stop: Callable[[], bool] = lambda: False
 
     def reached(self, size: CorpusSize) -> bool:
@@ -113,15 +113,15 @@ class CorpusGoal:
             )
         if size.bytes >= self.max_bytes:
             return True
-        if size.blocks < self.least_blocks or size.filled < _LEAST_FILLED:
+        if size.blocks < self.min_blocks or size.filled < _MIN_FILLED:
             return False
         if size.answer_tokens >= self.answer_tokens:
             return True
-        return size.blocks > 0 and size.answer_tokens >= self.least_tokens and self.stop()
+        return size.blocks > 0 and size.answer_tokens >= self.min_tokens and self.stop()
 
     def check_enough(self, size: CorpusSize, data: Path | None) -> None:
-        """Raise BadInputError for a whole corpus of fewer than `least_tokens`, read from `data`."""
-        if size.answer_tokens < self.least_tokens:
+        """Raise BadInputError for a whole corpus of fewer than `min_tokens`, read from `data`."""
+        if size.answer_tokens < self.min_tokens:
             full = size.bytes >= self.max_bytes
             left_out = describe_left_out(size.left_out)
             raise BadInputError(
@@ -164,7 +164,7 @@ class CorpusGauge:
         blocks = filled = tokens = read = texts = 0
         left_out: Counter[str] = Counter()
         while (
-            tokens < goal.answer_tokens or blocks < goal.least_blocks or filled < _LEAST_FILLED
+            tokens < goal.answer_tokens or blocks < goal.min_blocks or filled < _MIN_FILLED
         ) and all(path.exists() for path in job.files(blocks)):
             shard = self._summary(job.path(blocks))
             tokens, texts = tokens + shard.answer_tokens, texts + shard.texts

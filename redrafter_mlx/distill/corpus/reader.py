@@ -81,14 +81,14 @@ class Reader:
             progress.count_answers(len(answer))
         return Shard(texts, progress.left_out)
 
-    def count_tokens(self, most: int) -> int:
-        """Count the tokens of the answers that would be read, up to `most`, without reading."""
+    def count_tokens(self, max_tokens: int) -> int:
+        """Count the tokens of answers that would be read, up to `max_tokens`, without reading."""
         found = 0
         for _, answer in self._usable(self.conversations, Counter()):
-            if found >= most:
+            if found >= max_tokens:
                 break
             found += len(answer)
-        return min(found, most)
+        return min(found, max_tokens)
 
     def _usable(
         self, conversations: Iterable[Conversation], left_out: Counter[str]

@@ -139,9 +139,9 @@ def roots_along(
     at = 0
     for part, size in enumerate(parts):
         memory = _memory_of(drafter, texts[part], dtype) if every else ()
-        end, most = at + size, _POSITIONS_WITH_MEMORY if every else _POSITIONS
+        end, max_roots = at + size, _POSITIONS_WITH_MEMORY if every else _POSITIONS
         while at < end:
-            n = min(most, end - at)
+            n = min(max_roots, end - at)
             batch, root_at = laid.batch(at, n), laid.root_at[at : at + n]
             states = batch.states[:n, None].astype(dtype)
             once = mx.ones((n,), mx.int32)

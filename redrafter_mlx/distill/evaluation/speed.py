@@ -12,7 +12,7 @@ from redrafter_mlx.engine.engine import Redrafter
 TIMED_TOKENS = 96
 """Maximum number of tokens per timed answer."""
 
-_LEAST_TOKENS = 16
+_MIN_TOKENS = 16
 """Minimum number of tokens of an answer whose speed is measured."""
 
 SCATTER = 0.02
@@ -62,7 +62,7 @@ def measure_speed(
     drafted: dict[BeamShape, list[tuple[float, float]]] = {shape: [] for shape in shapes}
     for i, prompt in enumerate(prompts):
         alone = redrafter.generate(prompt, max_tokens=TIMED_TOKENS, draft=False)
-        if len(alone.token_ids) >= _LEAST_TOKENS:
+        if len(alone.token_ids) >= _MIN_TOKENS:
             plain.append(alone.generation_tps)
             for shape, rows in drafted.items():
                 width, length = shape.width, shape.length

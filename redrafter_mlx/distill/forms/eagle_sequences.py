@@ -23,7 +23,7 @@ from redrafter_mlx.target_model.cache.masks import windowed
 PADDED = 2
 """Maximum number of positions of a batch, as a multiple of its maximum number of answer tokens."""
 
-_LEAST_TOKENS = 3
+_MIN_TOKENS = 3
 """Minimum tokens of a text with a draft: a position with features, the root, a token after it."""
 
 
@@ -62,7 +62,7 @@ def grouped(texts: Sequence[Text], size: int, seed: str) -> list[list[Text]]:
 def group_lengths(lengths: Sequence[tuple[int, int]], size: int, seed: str) -> list[list[int]]:
     """Return the groups of `grouped` as indices, from the lengths of prompts and answers."""
     drawn = random.Random(seed)
-    usable = [i for i, text in enumerate(lengths) if sum(text) >= _LEAST_TOKENS]
+    usable = [i for i, text in enumerate(lengths) if sum(text) >= _MIN_TOKENS]
     usable.sort(key=lambda i: sum(lengths[i]) * drawn.uniform(0.9, 1.1))
     groups: list[list[int]] = []
     longest = answers = 0

@@ -41,7 +41,7 @@ from redrafter_mlx.learning.versions import (
 from redrafter_mlx.loading.drafter import open_drafter, prepare_drafter
 from redrafter_mlx.loading.target import LoadedTarget
 
-LEAST_TEXTS = 4
+MIN_TEXTS = 4
 """Minimum number of answers to learn from: one of them is held out."""
 
 _SHARES = (0.0, 0.25, 0.5, 0.75)
@@ -111,9 +111,9 @@ def learn(
         )
     with folder.locked():
         kept = split(TextStore(folder.texts).texts())
-        if len(kept) < LEAST_TEXTS or not kept.training:
+        if len(kept) < MIN_TEXTS or not kept.training:
             raise BadInputError(
-                f"{len(kept)} answers of {name} are kept, too few to learn from; ask {LEAST_TEXTS} "
+                f"{len(kept)} answers of {name} are kept, too few to learn from; ask {MIN_TEXTS} "
                 f"different questions at least"
             )
         before = in_use(folder)
@@ -194,8 +194,8 @@ class _Run:
 
     def _judge(self, kept: Split, general: Split) -> Judge:
         """Read the texts that drafters are judged on."""
-        most = max(200, int(_JUDGED * self._options.seconds))
-        chosen = [up_to(texts, most) for texts in (kept.held_out, general.held_out)]
+        max_tokens = max(200, int(_JUDGED * self._options.seconds))
+        chosen = [up_to(texts, max_tokens) for texts in (kept.held_out, general.held_out)]
         self._report("reading held-out texts", 0, sum(map(len, chosen)))
         own, others = ([*read(self.target, texts)] for texts in chosen)
         return Judge(own, others)

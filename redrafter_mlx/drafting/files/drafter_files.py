@@ -66,12 +66,12 @@ class DrafterFiles:
         return found
 
     def integer(
-        self, key: str, default: int | None = None, least: int = 1, most: int = 2**31 - 1
+        self, key: str, default: int | None = None, minimum: int = 1, maximum: int = 2**31 - 1
     ) -> int:
         """Return the integer under a key; without a default the key must exist."""
         value = self.config.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self.bad_value(key, f"an integer from {least} to {most}")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise self.bad_value(key, f"an integer from {minimum} to {maximum}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

@@ -192,8 +192,8 @@ class EarlierSource:
     def _matched(self, text: _Text, end: int) -> int:
         """Return how many tokens before and at `end` are the last ones of the current text."""
         mine, other, length = self._text.tokens, text.tokens, _KEY
-        most = min(_COMPARED, len(mine), end + 1)
-        while length < most and mine[-1 - length] == other[end - length]:
+        max_length = min(_COMPARED, len(mine), end + 1)
+        while length < max_length and mine[-1 - length] == other[end - length]:
             length += 1
         return length
 

@@ -170,9 +170,9 @@ class NgramIndex:
 
     def _matched(self, position: int) -> int:
         """Return the length of the match that ends at `position`, up to the compared length."""
-        most, end = min(len(self._lookup.accepted), position + 1), len(self.tokens) - 1
+        max_length, end = min(len(self._lookup.accepted), position + 1), len(self.tokens) - 1
         length = self._lookup.shortest
-        while length < most and self.tokens[position - length] == self.tokens[end - length]:
+        while length < max_length and self.tokens[position - length] == self.tokens[end - length]:
             length += 1
         return length
 

@@ -55,7 +55,7 @@ _SHARE, _MAX_RATE = 0.8, 0.45
 """Acceptance rate as a share of the probability in a row, and its maximum: counted on SmolLM2's
 answers to 16 of MT-Bench's questions."""
 
-_LEAST = -1e9
+_LOWEST = -1e9
 """Stands for -inf in a sum that must not be NaN."""
 
 
@@ -103,8 +103,8 @@ def _with_noise(log_probs: mx.array, tokens: mx.array, draws: Draws, level: int)
     """Return the log-probabilities given the noise that the target will draw with."""
     noise = mx.take_along_axis(draws.noise[:, level], tokens.reshape(tokens.shape[0], -1), axis=1)
     drawn = log_probs / draws.temperature[:, None, None] + noise.reshape(tokens.shape)
-    most = mx.logsumexp(mx.maximum(drawn, _LEAST), axis=-1, keepdims=True)
-    return mx.minimum(drawn - most, 0.0) + math.log(_MAX_RATE)
+    largest = mx.logsumexp(mx.maximum(drawn, _LOWEST), axis=-1, keepdims=True)
+    return mx.minimum(drawn - largest, 0.0) + math.log(_MAX_RATE)
 
 
 class SuccessorTable:

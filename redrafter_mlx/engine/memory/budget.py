@@ -164,9 +164,9 @@ class MemoryBudget:
         """Return the error for an answer that would not fit beside the weights alone, else None."""
         return self._refusal(f"{len(request.prompt)}", self.needed(self.slots(request)))
 
-    def refusal_of_length(self, least: int) -> BadInputError | None:
-        """Return the error for a prompt of `least` tokens or more that never fits, else None."""
-        return self._refusal(f"at least {least}", int(self.slot * least) + self._fixed(least))
+    def refusal_of_length(self, tokens: int) -> BadInputError | None:
+        """Return the error for a prompt of `tokens` or more that never fits, else None."""
+        return self._refusal(f"at least {tokens}", int(self.slot * tokens) + self._fixed(tokens))
 
     def _refusal(self, tokens: str, needed: int) -> BadInputError | None:
         if self.weights + needed <= self.limit:

@@ -72,15 +72,15 @@ class PromptEncoder:
         To encode megabytes takes a minute, after which they turn out not to fit.
         """
         nbytes = text_bytes(prompt)
-        most = self._memory.max_prompt
+        max_tokens = self._memory.max_prompt
         if self.context_length is not None:
-            most = min(most, self.context_length - 1)
-        if nbytes <= most or self._longest_token is None:
+            max_tokens = min(max_tokens, self.context_length - 1)
+        if nbytes <= max_tokens or self._longest_token is None:
             return
-        least = -(-nbytes // self._longest_token)
-        if self.context_length is not None and least >= self.context_length:
-            raise ContextLengthError(self.context_length, least, exact=False)
-        if (error := self._memory.refusal_of_length(least)) is not None:
+        min_tokens = -(-nbytes // self._longest_token)
+        if self.context_length is not None and min_tokens >= self.context_length:
+            raise ContextLengthError(self.context_length, min_tokens, exact=False)
+        if (error := self._memory.refusal_of_length(min_tokens)) is not None:
             raise error
 
     def room_for(self, prompt: Sequence[int], max_tokens: int) -> int:

@@ -91,10 +91,10 @@ class Reply(ABC, Generic[R]):
           constraint: called once per answer, for its constraint
         """
         model = self._hosted.model
-        most = model.prompts.room_for(prompt, max_tokens or model.context_length or _UNLIMITED)
+        room = model.prompts.room_for(prompt, max_tokens or model.context_length or _UNLIMITED)
         requests = []
         for number in range(answers):
-            options = self._asked.options(number, most)
+            options = self._asked.options(number, room)
             with blamed_on("logit_bias"):  # other options were checked with the request
                 options = model.chosen_options(options, {})
             requests.append(Request(prompt, options, constraint()))

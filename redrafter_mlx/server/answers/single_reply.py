@@ -42,9 +42,9 @@ class SingleReply(Reply[R]):
         """Return the events at the end of the answer."""
 
     def _plan(self) -> list[Request]:
-        plan, most = self._planned()
+        plan, max_tokens = self._planned()
         self._parts = AnswerParts(plan.parser())
-        return self._requests(plan.prompt, most, plan.constraint)
+        return self._requests(plan.prompt, max_tokens, plan.constraint)
 
     @property
     def _record(self) -> Record:

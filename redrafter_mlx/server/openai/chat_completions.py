@@ -43,10 +43,10 @@ class ChatReply(OpenAIReply[ChatRequest]):
                 continue_final_message=asked.continue_final_message,
                 variables=asked.chat_template_kwargs.model_extra,
             )
-            most = asked.max_completion_tokens or asked.max_tokens
+            max_tokens = asked.max_completion_tokens or asked.max_tokens
             self._parts = [AnswerParts(plan.parser()) for _ in range(asked.n)]
             self._logprobs: list[list[Json]] = [[] for _ in range(asked.n)]
-            return self._requests(plan.prompt, most, plan.constraint, asked.n)
+            return self._requests(plan.prompt, max_tokens, plan.constraint, asked.n)
 
     def finish_reason(self, answer: int) -> str | None:
         return self._parts[answer].finish_reason

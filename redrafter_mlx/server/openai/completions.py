@@ -31,11 +31,11 @@ class CompletionReply(OpenAIReply[CompletionRequest]):
             raise ApiError(400, "echo with logprobs is not supported; leave one out", param="echo")
         with blamed_on("response_format"):
             constraint = format_constraint(self._hosted.grammars, asked.response_format)
-        most, requests = asked.max_tokens or _MAX_TOKENS, list[Request]()
+        max_tokens, requests = asked.max_tokens or _MAX_TOKENS, list[Request]()
         for prompt in asked.prompt:
             with blamed_on("prompt"):
                 ids = tuple(self._hosted.model.encode(prompt, raw=isinstance(prompt, str)))
-                requests += self._requests(ids, most, constraint, asked.n)
+                requests += self._requests(ids, max_tokens, constraint, asked.n)
         self._texts = [""] * len(requests)
         self._logprobs = [_no_logprobs() for _ in requests]
         self._offsets = [0] * len(requests)  # of their next tokens in the text, in characters

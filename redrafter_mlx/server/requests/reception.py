@@ -69,8 +69,8 @@ class Reception:
         return await race(planned, client_gone(receive), self.ending.reached())
 
 
-async def _read_body(request: Request, most: int) -> bytes:
-    """Read the body; raises ApiError if it has more bytes than `most`.
+async def _read_body(request: Request, max_bytes: int) -> bytes:
+    """Read the body; raises ApiError if it has more bytes than `max_bytes`.
 
     Excess bytes are still read, up to a limit, and discarded: a client that is still sending when
     its connection is closed may never see the answer.
@@ -78,10 +78,10 @@ async def _read_body(request: Request, most: int) -> bytes:
     body, size = bytearray(), 0
     async for piece in request.stream():
         size += len(piece)
-        if size <= most:
+        if size <= max_bytes:
             body += piece
-        elif size > _MAX_DISCARDED + most:
+        elif size > _MAX_DISCARDED + max_bytes:
             break
-    if size > most:
-        raise ApiError(413, f"the body has more than {most // _MEGABYTE} MB (--max-body)")
+    if size > max_bytes:
+        raise ApiError(413, f"the body has more than {max_bytes // _MEGABYTE} MB (--max-body)")
     return bytes(body)

@@ -69,8 +69,8 @@ class TreeCache(CacheLayers):
             state.begin(plan)
         capacity = plan.capacity
         for kind in self.kinds:  # without a call for each: this is part of every step
-            held, most = kind.buffers[0], capacity if kind.ring is None else kind.ring
-            if isinstance(held, mx.array) and held.shape[2] < min(capacity, most):
+            held, slots = kind.buffers[0], capacity if kind.ring is None else kind.ring
+            if isinstance(held, mx.array) and held.shape[2] < min(capacity, slots):
                 for attention in self.attention:
                     attention.grow(capacity)
                 break
@@ -197,7 +197,7 @@ class TreeCache(CacheLayers):
         assert self.pending is None, "flush() first"
         return tuple(layer.state for layer in self.forgetful)
 
-    def end_at(self, length: mx.array, most: Sequence[int]) -> mx.array:
+    def end_at(self, length: mx.array, max_lengths: Sequence[int]) -> mx.array:
         """Let pending paths end at these lengths, if they are longer; return the lengths [B].
 
         The tree's root is always kept. Without a pending path, all lengths are as they are.
@@ -207,7 +207,7 @@ class TreeCache(CacheLayers):
         if self.pending is None:
             return length
         roots = self.pending.length + 1
-        n_accepted = mx.clip(mx.array([*most], mx.int32) - roots, 0, self.pending.n_accepted)
+        n_accepted = mx.clip(mx.array([*max_lengths], mx.int32) - roots, 0, self.pending.n_accepted)
         self.pending = replace(self.pending, n_accepted=n_accepted)
         return roots + n_accepted
 

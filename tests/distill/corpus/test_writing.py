@@ -475,7 +475,7 @@ def test_a_later_turn_follows_the_whole_answer_before_it(
 
 
 def test_a_corpus_whose_blocks_stay_empty_is_given_up() -> None:
-    goal = CorpusGoal(1000, 10**9, least_blocks=2, max_empty=5)
+    goal = CorpusGoal(1000, 10**9, min_blocks=2, max_empty=5)
     left = {"prompt too long": 12}
     assert not goal.reached(CorpusSize(4, 0, 0, 0, 0, 100, left))
     with pytest.raises(BadInputError, match="12 prompt too long"):
@@ -484,7 +484,7 @@ def test_a_corpus_whose_blocks_stay_empty_is_given_up() -> None:
 
 
 def test_a_corpus_has_a_block_to_train_on_and_one_to_hold_out() -> None:
-    goal = CorpusGoal(1000, 10**9, least_blocks=2)
+    goal = CorpusGoal(1000, 10**9, min_blocks=2)
     assert not goal.reached(CorpusSize(2, 1, 5000, 0, 9, 100, {"text too long": 32}))
     assert goal.reached(CorpusSize(3, 2, 5000, 0, 9, 100, {"text too long": 32}))
 

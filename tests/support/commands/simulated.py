@@ -255,11 +255,11 @@ def pace(steps: abc.Sequence[Taken]) -> float:
     return sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
 
 
-def every_shape(widest: int = 4, longest: int = 8, most_rows: int = 32) -> list[BeamShape]:
+def every_shape(widest: int = 4, longest: int = 8, max_rows: int = 32) -> list[BeamShape]:
     """Return plain decoding and all shapes whose capacity has room for one draft per beam."""
     return [PLAIN] + [
         BeamShape(w, n, nodes)
         for w in range(1, widest + 1)
         for n in range(2, longest + 1)
-        for nodes in range(max(n, w + 1), min(w * (n - 1) + 1, most_rows) + 1)
+        for nodes in range(max(n, w + 1), min(w * (n - 1) + 1, max_rows) + 1)
     ]

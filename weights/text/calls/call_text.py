@@ -75,7 +75,7 @@ class CallText:
         if self._found:
             return self._outcome()
         text = self._text.rstrip().removesuffix(self._setting.end)
-        text = without_partial(text, self._setting.end, least=1)
+        text = without_partial(text, self._setting.end, min_length=1)
         try:
             try:
                 calls, until = self._read(text, lacking=0 if cut else 2, ended=True)

@@ -140,9 +140,9 @@ class Form(ABC):
         )
 
 
-def without_partial(text: str, mark: str, least: int = 2) -> str:
+def without_partial(text: str, mark: str, min_length: int = 2) -> str:
     """Return a text without the beginning of a mark, of so many characters at least, at its end."""
-    lengths = range(len(mark) - 1, least - 1, -1)
+    lengths = range(len(mark) - 1, min_length - 1, -1)
     return next((text[:-n] for n in lengths if text.endswith(mark[:n])), text)
 
 

@@ -119,13 +119,13 @@ def read_block(
     V = target.vocab_size
     copied = names.get("lm_head.weight", (V,))[0] == V
     common = read_network(files, target, layers, width, copied)
-    rows = files.integer("block_size", most=MAX_BEAM_LENGTH)
+    rows = files.integer("block_size", maximum=MAX_BEAM_LENGTH)
     first_row = _first_row(files, rows, first_row)
     cap = files.config.get("final_logit_softcapping")
     return BlockConfig(
         **vars(common),
         rows=rows,
-        mask_token=files.integer("mask_token_id", least=0, most=V - 1),
+        mask_token=files.integer("mask_token_id", minimum=0, maximum=V - 1),
         first_row=first_row,
         sights=_sights(files, common.n_layers, windows_causal),
         soft_cap=None if cap in (None, 0) else files.number("final_logit_softcapping"),

@@ -180,8 +180,8 @@ def load_dflash2(files: DrafterFiles, target: Target) -> DFlash2Drafter:
     keys = flattened(files)
     config = SelectorConfig(
         **vars(block),
-        taps=keys.integer("conv_kernel_size", 2, most=block.rows),
-        group=keys.integer("conv_group_size", 16, most=block.hidden_size),
+        taps=keys.integer("conv_kernel_size", 2, maximum=block.rows),
+        group=keys.integer("conv_group_size", 16, maximum=block.hidden_size),
         rank=shape_of(files, "candidate_selector.predecessor_codebook")[1],
         candidates=keys.integer("selector_top_k", 16),
     )

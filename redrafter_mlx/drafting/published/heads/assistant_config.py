@@ -128,7 +128,7 @@ def _centroids(files: DrafterFiles, vocab_size: int) -> tuple[int, int] | None:
         raise DamagedFileError(
             f"{files.tensors.path}: {vocab_size} tokens do not divide into {count} centroids"
         )
-    return count, files.integer("centroid_intermediate_top_k", most=count)
+    return count, files.integer("centroid_intermediate_top_k", maximum=count)
 
 
 def _rotations(files: DrafterFiles, sizes: Mapping[str, int]) -> dict[str, dict[str, object]]:

@@ -117,7 +117,7 @@ def _window(files: DrafterFiles, n_layers: int) -> int | None:
     """Return the sliding window of all its layers; None if none has one."""
     kinds = files.config.get("layer_types")
     if kinds is None and files.flag("use_sliding_window", False):
-        whole = files.integer("max_window_layers", 28, least=0)  # as in transformers
+        whole = files.integer("max_window_layers", 28, minimum=0)  # as in transformers
         kinds = ["full_attention" if i < whole else "sliding_attention" for i in range(n_layers)]
     if not isinstance(kinds, list) or "sliding_attention" not in kinds:
         return None

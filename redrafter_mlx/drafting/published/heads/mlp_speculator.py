@@ -193,9 +193,9 @@ def speculator_config(files: DrafterFiles) -> SpeculatorConfig:
     hidden_size = files.integer("emb_dim")
     return SpeculatorConfig(
         hidden_size=hidden_size,
-        inner_size=files.integer("inner_dim", 0, least=0) or hidden_size,
+        inner_size=files.integer("inner_dim", 0, minimum=0) or hidden_size,
         vocab_size=files.integer("vocab_size"),
-        heads=files.integer("n_predict", most=MAX_BEAM_LENGTH - 1),
+        heads=files.integer("n_predict", maximum=MAX_BEAM_LENGTH - 1),
         tie_weights=files.flag("tie_weights", False),
         scale_input=files.flag("scale_input", False),
     )
