@@ -12,6 +12,7 @@ import json
 import os
 import time
 import zlib
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -80,11 +81,16 @@ class TextStore:
             self._file = None  # which may end in a torn line
             raise
 
-    def texts(self) -> Iterator[KeptText]:
-        """Yield the answers that can be read, the oldest first."""
+    def texts(self, vocab_size: int | None = None) -> Iterator[KeptText]:
+        """Yield the answers that can be read, the oldest first.
+
+        vocab_size: leaves out those with tokens of another vocabulary
+        """
         for path in self._files():
             with contextlib.suppress(OSError):  # removed meanwhile
-                yield from filter(None, map(_from_line, path.read_bytes().split(b"\n")))
+                for text in filter(None, map(_from_line, path.read_bytes().split(b"\n"))):
+                    if vocab_size is None or max(text.prompt + text.answer, default=0) < vocab_size:
+                        yield text
 
     def count(self) -> int:
         """Return the number of kept answers; damaged ones count until they are read."""
@@ -141,9 +147,9 @@ def _from_line(line: bytes) -> KeptText | None:
         if int(checksum, 16) != zlib.crc32(content):
             return None
         held = json.loads(content)
-        tokens = tuple(held["prompt"]), tuple(held["answer"])
+        tokens = tuple(array("I", held["prompt"])), tuple(array("I", held["answer"]))
         return KeptText(*tokens, float(held["temperature"]), float(held["time"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None
 
 

@@ -52,7 +52,6 @@ def draft_tokens(size: int, loaded: LoadedTarget) -> DraftVocabulary:
     V = loaded.target.vocab_size
     check_int("draft_vocab", size, 1, V)
     counts = np.zeros(V, np.int64)
-    for text in TextStore(LearningFolder.of(loaded.source.fingerprint).texts).texts():
-        tokens = np.array(text.answer)
-        np.add.at(counts, tokens[(tokens >= 0) & (tokens < V)], 1)
+    for text in TextStore(LearningFolder.of(loaded.source.fingerprint).texts).texts(V):
+        np.add.at(counts, np.array(text.answer, np.int64), 1)
     return DraftVocabulary.most_frequent(size, counts)

@@ -252,10 +252,12 @@ def test_a_damaged_store_is_learned_from_as_far_as_it_can_be_read(loaded: Loaded
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
+    TextStore(path.parent).append(KeptText((1, 2, V), tuple(range(V)), 0.0, 1000.0))
     run = learn(loaded, STEPS)
     assert run is not None
     assert run.answers == V - 1
-    path.write_bytes(b"\0" * 1000)
+    for path in folder_of(loaded).texts.iterdir():
+        path.write_bytes(b"\0" * 1000)
     with pytest.raises(BadInputError, match="too few"):
         learn(loaded, STEPS)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import json
 import multiprocessing
 import os
 import stat
+import zlib
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from learning_samples import append_many, some_text, write_and_be_killed
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.learning import kept_texts
 from redrafter_mlx.learning.folder import LearningFolder
-from redrafter_mlx.learning.kept_texts import TextStore
+from redrafter_mlx.learning.kept_texts import KeptText, TextStore
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -87,6 +89,23 @@ def test_a_file_of_other_bytes_counts_as_none(folder: Path, content: bytes) -> N
     store.append(some_text(1))
     (folder / "00000000000000000000-1.jsonl").write_bytes(content)
     assert [text.time for text in store.texts()] == [1.0]
+
+
+@pytest.mark.parametrize("answer", ["words", {"a": 1}, [1.5], [None], [[1], [2, 3]], [-1], [2**70]])
+def test_a_line_without_token_ids_counts_as_none(folder: Path, answer: object) -> None:
+    store = TextStore(folder)
+    store.append(some_text(1))
+    content = json.dumps({"prompt": [1], "answer": answer, "temperature": 0, "time": 0}).encode()
+    line = b"%08x %b\n" % (zlib.crc32(content), content)
+    (folder / "00000000000000000000-1.jsonl").write_bytes(line)
+    assert [text.time for text in store.texts()] == [1.0]
+
+
+def test_texts_of_another_vocabulary_are_left_out(folder: Path) -> None:
+    store = TextStore(folder)
+    for time, text in enumerate([((1,), (2, 8)), ((1,), (2, 9)), ((9,), (2, 8)), ((1,), ())]):
+        store.append(KeptText(*text, time=float(time)))
+    assert [text.time for text in store.texts(vocab_size=9)] == [0.0, 3.0]
 
 
 def test_a_text_cut_anywhere_by_a_kill_is_not_read(folder: Path) -> None:

@@ -277,6 +277,7 @@ def test_the_tokens_of_kept_answers_are_drafted(
     store = TextStore(LearningFolder.of(load_target(folder).source.fingerprint).texts)
     store.append(KeptText((7, 7, 7), (200, 90, 90, 200, 5, 90)))
     store.append(KeptText((7, 7, 7), (5, 200, VOCAB + 3)))  # of another vocabulary
+    store.append(KeptText((7, 7, 7), ()))
     assert drafted() == [5, 90, 200]
 
 

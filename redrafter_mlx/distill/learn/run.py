@@ -110,7 +110,7 @@ def learn(
             f"them"
         )
     with folder.locked():
-        kept = split(TextStore(folder.texts).texts())
+        kept = split(TextStore(folder.texts).texts(loaded.target.vocab_size))
         if len(kept) < MIN_TEXTS or not kept.training:
             raise BadInputError(
                 f"{len(kept)} answers of {name} are kept, too few to learn from; ask {MIN_TEXTS} "
