@@ -3,10 +3,10 @@
     python tests/support/by_hand/compare_forms.py FOLDER [--minutes 12] [--answer-tokens 80000]
         [--form recurrent|medusa|mlp|eagle|mtp|dspark ...] [--seed 0]
 
-The target is SmolLM2. It writes the texts once, before the time of the first form begins; what a
-form reads of them is computed before its own. Each drafter is left in FOLDER/FORM, for
-`redrafter-mlx quality` and `bench --drafter`. The last line of each form is JSON: steps,
-positions/s, and tokens/step on held-out texts. A form that has finished is left out when the
+The target is SmolLM2. It writes the texts once, before the time of the first form begins. What a
+form reads of them, and the evaluation after its time, do not count. Each drafter is left in
+FOLDER/FORM, for `redrafter-mlx quality` and `bench --drafter`. The last line of each form is JSON:
+steps, positions/s, and tokens/step on held-out texts. A form that has finished is left out when the
 command is repeated.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import redrafter_mlx  # noqa: F401
@@ -30,6 +31,13 @@ COMPARED = ("recurrent", "eagle", "mtp", "dspark")
 DRAFTS = 3
 
 
+@dataclass
+class Spent:
+    """The time of the steps so far."""
+
+    seconds: float = 0.0
+
+
 def compare(given: argparse.Namespace, form: str) -> None:
     """Train one form, unless it is finished, and print its line."""
     output = given.folder / form
@@ -41,23 +49,23 @@ def compare(given: argparse.Namespace, form: str) -> None:
         output,
         answer_tokens=given.answer_tokens,
         drafter=form_named(form)(),
-        training=TrainOptions(draft_length=DRAFTS, epochs=1000, evaluations=2, seed=given.seed),
+        training=TrainOptions(draft_length=DRAFTS, epochs=1000, evaluations=1, seed=given.seed),
     )
-    run = write(plan(job))
-    seconds, began = 60 * given.minutes, time.monotonic()
-    steps, found = 0, dict[str, float]()
-    for event in fit(run, passed=lambda: (time.monotonic() - began) / seconds):
+    run, spent = write(plan(job)), Spent()
+    steps, last, found = 0, time.monotonic(), dict[str, float]()
+    for event in fit(run, passed=lambda: spent.seconds / (60 * given.minutes)):
         if isinstance(event, Step):
-            steps = event.step
-            print(f"{form}: step {steps}, {time.monotonic() - began:.0f} s", flush=True)
+            steps, spent.seconds = event.step, spent.seconds + time.monotonic() - last
+            print(f"{form}: step {steps}, {spent.seconds:.0f} s", flush=True)
         elif isinstance(event, Evaluation):
             shown = event.quality.tokens_per_step.items()
             found = {str(width): round(value, 3) for width, value in shown}
             print(f"{form}: {found}", flush=True)
-    took = time.monotonic() - began
+        last = time.monotonic()
     line = json.dumps(
-        {"form": form, "seconds": round(took), "steps": steps,
-         "positions_per_second": round(steps * job.training.batch / took), "held_out": found}
+        {"form": form, "seconds": round(spent.seconds), "steps": steps,
+         "positions_per_second": round(steps * job.training.batch / spent.seconds),
+         "held_out": found}
     )  # fmt: skip
     (output / "finished.json").write_text(line, encoding="utf-8")
     print(line, flush=True)
