@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -102,10 +103,9 @@ def choose_questions(
     chosen = [q for q in numbered if not categories or q.category in categories]
     if limit is not None and limit < len(chosen):
         chosen = [chosen[i * len(chosen) // limit] for i in range(limit)]
-    ids = [q.id for q in chosen]
-    for question in chosen:
-        if ids.count(question.id) > 1:
-            raise BadInputError(f"question_id {question.id!r} occurs twice; give each its own")
+    for number, times in Counter(q.id for q in chosen).items():
+        if times > 1:
+            raise BadInputError(f"question_id {number!r} occurs twice; give each its own")
     return chosen
 
 

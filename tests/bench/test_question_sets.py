@@ -161,20 +161,21 @@ def test_placeholders_of_speed_bench_are_counted_and_never_asked(
     file = speed_bench(
         tmp_path / "speed.jsonl",
         coding=["Sort a list."], math=[gone], qa=[f"{gone}\n\nSum up: {{article}}"],
-        roleplay=["Be a king.", gone],
+        roleplay=["Be a king.", gone], rag=[f"\nAnswer by this text: {gone}"],
     )  # fmt: skip
     error = refusal(capsys, "--questions", str(file))
     assert "speed.jsonl" in error
-    assert "3 questions" in error
+    assert "4 questions" in error
     assert all(part in error for part in PREPARING)
 
 
+@pytest.mark.parametrize("name", ["test.parquet", "test", "test.jsonl"])
 def test_a_parquet_file_is_refused_with_the_way_to_convert_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "test.parquet").write_bytes(b"PAR1\x15\x04\xff\xfePAR1")
-    error = refusal(capsys, "--questions", str(tmp_path / "test.parquet"))
-    assert "test.parquet is a Parquet file" in error
+    (tmp_path / name).write_bytes(b"PAR1\x15\x04\xff\xfePAR1")
+    error = refusal(capsys, "--questions", str(tmp_path / name))
+    assert f"{name} is a Parquet file" in error
     assert all(part in error for part in PREPARING[2:])
 
 

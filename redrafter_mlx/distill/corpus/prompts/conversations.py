@@ -152,8 +152,8 @@ def read_rows(path: str | Path) -> list[tuple[str, object]]:
         text = read_regular_text(Path(path), "utf-8-sig")
     except OSError as error:
         raise BadInputError(f"{path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        if Path(path).suffix.lower() == ".parquet":
+    except UnicodeDecodeError as error:
+        if error.object.startswith(b"PAR1"):
             raise BadInputError(f"{path} is a Parquet file; write it {JSON_LINES}") from None
         raise BadInputError(f"{path} is not UTF-8 text") from None
     # Only "\n" ends a line: JSON strings may hold the other separators.

@@ -9,7 +9,7 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.words import count
 
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
-"""How a turn begins whose text its authors' script fetches from the source."""
+"""What a turn holds instead of a text that its authors' script fetches from the source."""
 
 JSON_LINES = (
     'as JSON lines with pandas: read_parquet(...).to_json(..., orient="records", lines=True); '
@@ -25,8 +25,8 @@ PREPARE = (
 
 
 def check_prepared(path: str | Path, questions: Iterable[Iterable[str]]) -> None:
-    """Raise BadInputError if a turn of a file's questions is the placeholder."""
-    missing = sum(any(turn.startswith(PLACEHOLDER) for turn in turns) for turns in questions)
+    """Raise BadInputError if a turn of a file's questions holds the placeholder."""
+    missing = sum(any(PLACEHOLDER in turn for turn in turns) for turns in questions)
     if missing:
         raise BadInputError(
             f"{path} has SPEED-Bench's placeholder in {count(missing, 'question')} instead of the "
