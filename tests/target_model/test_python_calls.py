@@ -107,7 +107,7 @@ def test_a_layer_of_another_call_takes_what_the_model_asks_and_little_more(
     assert (many - few) / 7 <= ANY_LAYER
 
 
-@pytest.mark.parametrize("shape", [PLAIN, BeamShape(1, 4), BeamShape(3, 4)])
+@pytest.mark.parametrize("shape", [PLAIN, BeamShape(3, 4)])
 def test_a_step_of_the_engine_takes_as_many_calls_with_any_number_of_layers(
     shape: BeamShape,
 ) -> None:

@@ -3,11 +3,12 @@
     python tests/support/by_hand/simulated_users.py FOLDER --sums FILE --mt-bench FILE
         [--answers 300] [--user sums|functions] [--minutes 10 | --steps N] [--seed 0] [--fresh]
 
-FILE of sums is JSONL with GSM8K's training questions under `prompt` and a `source` that begins with
-gsm8k; functions are made from templates here. The first 40 questions of each user are never learned
-from: with MT-Bench, they are what is measured, by beam width, before and after. The last line is
-JSON. Answers are greedy, of up to 96 tokens; they and what was learned stay in FOLDER, so that the
-same command with other minutes or steps goes on from there. With --fresh no drafter is there first.
+FILE of sums is JSONL with questions under `prompt` and a `source` that begins with gsm8k: best
+those of GSM8K's test part, which the drafter that ships has not seen. Functions are made from
+templates here. The first 40 questions of each user are never learned from: with MT-Bench, they are
+what is measured, by beam width, before and after. The last line is JSON. Answers are greedy, of up
+to 96 tokens; they and what was learned stay in FOLDER, so that the same command with other minutes
+or steps goes on from there. With --fresh no drafter is there first.
 """
 
 from __future__ import annotations
