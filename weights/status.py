@@ -17,7 +17,7 @@ from redrafter_mlx.weights.fit.machine import planned_machine
 from redrafter_mlx.weights.fit.model_size import StoredModel
 from redrafter_mlx.weights.fit.needs import needs, stored_model
 from redrafter_mlx.weights.fit.states import state_bytes
-from redrafter_mlx.weights.gguf.architectures import ARCHITECTURES
+from redrafter_mlx.weights.gguf.architectures.table import ARCHITECTURES
 from redrafter_mlx.weights.gguf.config import gguf_config
 from redrafter_mlx.weights.gguf.header import parts_of, read_header, weight_types
 from redrafter_mlx.weights.raw_model import context_length

@@ -12,7 +12,7 @@ from typing import cast
 
 import mlx.core as mx
 
-from redrafter_mlx.weights.gguf.architectures import Architecture
+from redrafter_mlx.weights.gguf.architectures.architecture import Architecture
 
 Change = Callable[[mx.array, "Sizes"], mx.array]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
-from redrafter_mlx.weights.gguf.architectures import ARCHITECTURES, VARIANTS, Architecture
+from redrafter_mlx.weights.gguf.architectures.architecture import Architecture
+from redrafter_mlx.weights.gguf.architectures.experts import of_experts
+from redrafter_mlx.weights.gguf.architectures.table import ARCHITECTURES, VARIANTS
 from redrafter_mlx.weights.gguf.header import GGUFHeader
 from redrafter_mlx.weights.gguf.keys import Keys
-from redrafter_mlx.weights.gguf.settings import of_experts
 
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")

@@ -18,7 +18,7 @@ from mlx_lm.utils import _get_classes
 
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.weights.fetching.checksum import known_sha256
-from redrafter_mlx.weights.gguf.architectures import Architecture
+from redrafter_mlx.weights.gguf.architectures.architecture import Architecture
 from redrafter_mlx.weights.gguf.arrays import as_in_mlx, parts_of
 from redrafter_mlx.weights.gguf.config import architecture_of, model_config, unsupported
 from redrafter_mlx.weights.gguf.fingerprint import gguf_fingerprint

@@ -12,7 +12,7 @@ import numpy as np
 from mlx_lm.models.rope_utils import Llama3RoPE
 
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.weights.gguf.architectures import Architecture
+from redrafter_mlx.weights.gguf.architectures.architecture import Architecture
 from redrafter_mlx.weights.gguf.config import unsupported
 from redrafter_mlx.weights.gguf.header import GGUFHeader
 from redrafter_mlx.weights.gguf.keys import Keys

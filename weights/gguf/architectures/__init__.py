@@ -1,0 +1,1 @@
+"""GGUF's architectures: what their files hold, under mlx-lm's names."""

@@ -1,0 +1,141 @@
+"""Names of tensors, as llama.cpp's converter writes them -> mlx-lm's, within a layer or outside.
+
+A name is of a module, or of a whole tensor such as `ssm_a`.
+"""
+
+from __future__ import annotations
+
+QKV = ("attn_q", "attn_k", "attn_v")
+_PARTS = ("gate", "up", "down")
+
+
+def experts(module: str) -> dict[str, str]:
+    return {f"ffn_{part}_exps": f"{module}.{part}_proj" for part in _PARTS}
+
+
+def shared(module: str) -> dict[str, str]:
+    return {f"ffn_{part}_shexp": f"{module}.{part}_proj" for part in _PARTS}
+
+
+EMBEDDING = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
+TOP = {**EMBEDDING, "output": "lm_head"}
+
+# Of layers that attend, with one feed-forward network.
+ATTENTION = {
+    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+}  # fmt: skip
+NETWORK = {
+    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+ATTENTION_AND_NORM = {**ATTENTION, "ffn_norm": "post_attention_layernorm"}
+LLAMA = {**ATTENTION_AND_NORM, **NETWORK}
+NORMED_HEADS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_NORMS_AFTER = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}  # fmt: skip
+GEMMA = {**ATTENTION, **NETWORK, **_NORMS_AFTER, "ffn_norm": "pre_feedforward_layernorm"}
+GEMMA4 = {
+    **GEMMA, **NORMED_HEADS, "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection", "post_norm": "post_per_layer_input_norm",
+    "layer_output_scale.weight": "layer_scalar", "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale", "ffn_down_exps.scale": "router.per_expert_scale",
+    "ffn_gate_up_exps": "experts.switch_glu.gate_up_proj",
+    "ffn_down_exps": "experts.switch_glu.down_proj",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+}  # fmt: skip
+GEMMA4_TOP = {
+    **EMBEDDING, "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}  # fmt: skip
+OLMO = {**ATTENTION, **NETWORK, **_NORMS_AFTER, **NORMED_HEADS}
+del OLMO["attn_norm"]
+PHI3 = {
+    "attn_norm": "input_layernorm", "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+GLM4 = {
+    **ATTENTION_AND_NORM, "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm", "ffn_up": "mlp.gate_up_proj",
+    "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+STARCODER2 = {**ATTENTION_AND_NORM, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+
+# Of mixtures of experts.
+SPARSE = {"ffn_gate_inp": "mlp.gate", **experts("mlp.switch_mlp")}
+SHARED_GATED = {
+    **shared("mlp.shared_expert"), "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}  # fmt: skip
+MIXTRAL = {
+    **ATTENTION_AND_NORM, "ffn_gate_inp": "block_sparse_moe.gate",
+    **experts("block_sparse_moe.switch_mlp"),
+}  # fmt: skip
+GRANITE_MOE = {**MIXTRAL, "ffn_gate_inp": "block_sparse_moe.router.layer"}
+MINIMAX = {
+    **MIXTRAL, **NORMED_HEADS, "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
+}  # fmt: skip
+GPT_OSS = {
+    **ATTENTION, "attn_sinks.weight": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router",
+    **experts("mlp.experts"),
+}  # fmt: skip
+_SHARED_SPARSE = {
+    **NETWORK, **SPARSE, **shared("mlp.shared_experts"),
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+}  # fmt: skip
+GLM4_MOE = {
+    **ATTENTION, **NORMED_HEADS, "post_attention_norm": "post_attention_layernorm",
+    **_SHARED_SPARSE,
+}  # fmt: skip
+DEEPSEEK = {
+    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj",
+    "attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj", "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm", "attn_k_b": "self_attn.embed_q",
+    "attn_v_b": "self_attn.unembed_out", "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm", **_SHARED_SPARSE,
+}  # fmt: skip
+BAILING = {
+    "attn_norm": "input_layernorm", "attn_qkv": "attention.query_key_value",
+    "attn_output": "attention.dense", "attn_q_norm": "attention.query_layernorm",
+    "attn_k_norm": "attention.key_layernorm", "ffn_norm": "post_attention_layernorm",
+    **_SHARED_SPARSE, "ffn_gate_inp": "mlp.gate.gate_proj",
+    "exp_probs_b.bias": "mlp.gate.expert_bias",
+}  # fmt: skip
+BAILING_TOP = {**TOP, "token_embd": "model.word_embeddings"}
+
+# Of models some of whose layers keep a recurrent state.
+_LFM2 = {
+    **ATTENTION, "attn_norm": "operator_norm", "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm",
+    "ffn_norm": "ffn_norm", "shortconv.conv": "conv.conv", "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}  # fmt: skip
+LFM2 = {
+    **_LFM2, "ffn_gate": "feed_forward.w1", "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+}  # fmt: skip
+LFM2_MOE = {
+    **_LFM2, "ffn_gate": "feed_forward.gate_proj", "ffn_up": "feed_forward.up_proj",
+    "ffn_down": "feed_forward.down_proj", "ffn_gate_inp": "feed_forward.gate",
+    **experts("feed_forward.switch_mlp"), "exp_probs_b.bias": "feed_forward.expert_bias",
+}  # fmt: skip
+LFM2_TOP = {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm"}
+LFM2_BIASED = ("shortconv.conv", "shortconv.in_proj", "shortconv.out_proj")
+_QWEN35 = {
+    **ATTENTION, **NORMED_HEADS, "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a", "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d", "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj", "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+}  # fmt: skip
+QWEN35 = {**_QWEN35, **NETWORK}
+QWEN35_MOE = {**_QWEN35, **SPARSE, **SHARED_GATED}
+QWEN3_NEXT = {**QWEN35_MOE, "ssm_ba": "linear_attn.in_proj_ba"}
+QWEN35_TOP = {module: f"language_model.{path}" for module, path in TOP.items()}
