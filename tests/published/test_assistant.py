@@ -33,12 +33,12 @@ from drafter_laws import (
     generated,
     rows_accept_what_they_would_alone,
 )
+from fake_hub import FakeHub
+from fake_hub import hub as hub
 from grammar_samples import grammars_say_what_plain_answers_say
 from mlx.utils import tree_flatten
 from tiny import byte_model, byte_tokenizer, plain_tokens, sliding_model
 from trees import tree_for
-from weights_resolve_samples import FakeHub
-from weights_resolve_samples import hub as hub
 
 from redrafter_mlx.cli import main
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams

@@ -22,6 +22,8 @@ from drafter_laws import (
     wrong_pair_is_refused_before_weights_are_read,
 )
 from eagle_files import seen
+from fake_hub import FakeHub
+from fake_hub import hub as hub
 from grammar_samples import grammars_say_what_plain_answers_say
 from hybrids import hybrid_model
 from mlx.utils import tree_flatten
@@ -49,8 +51,6 @@ from mtp_samples import (
 )
 from policies import Alternating
 from tiny import HIDDEN, byte_tokenizer, plain_tokens
-from weights_resolve_samples import FakeHub
-from weights_resolve_samples import hub as hub
 
 import redrafter_mlx
 from redrafter_mlx.cli import main

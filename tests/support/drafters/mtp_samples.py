@@ -9,12 +9,12 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from fake_hub import hub as hub
 from hybrids import hybrid_model
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache
 from mlx_lm.models.nemotron_h import NemotronHBlock
 from tiny import HIDDEN, byte_tokenizer, random_model
-from weights_resolve_samples import hub as hub
 
 from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.drafting.published.heads.mtp import MtpDrafter, layer_like

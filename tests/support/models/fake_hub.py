@@ -1,4 +1,4 @@
-"""What tests share with those of weights resolve."""
+"""A Hub that is a small server on this machine; the wheel comes from a pip that copies a file."""
 
 from __future__ import annotations
 
@@ -112,13 +112,13 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     server = FakeHub()
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
-    _isolate(tmp_path, monkeypatch, server.url)
+    isolate(tmp_path, monkeypatch, server.url)
     yield server
     server.shutdown()
     server.server_close()
 
 
-def _isolate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+def isolate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     """Set up caches for this test only, and register a model with our own content."""
     monkeypatch.setenv("HF_ENDPOINT", url)
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "ours"))
@@ -129,10 +129,10 @@ def _isolate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     entry = replace(entry, pinned=pinned, size=len(CONTENT))
     monkeypatch.setitem(registry.REGISTRY, NAME, entry)
     monkeypatch.setattr("redrafter_mlx.weights.fetching.resolve.this_machine", lambda: mac(192))
-    _pip_that(monkeypatch, "sys.exit('ERROR: no network')")
+    pip_that(monkeypatch, "sys.exit('ERROR: no network')")
 
 
-def _pip_that(monkeypatch: pytest.MonkeyPatch, does: str) -> None:
+def pip_that(monkeypatch: pytest.MonkeyPatch, does: str) -> None:
     """Let `python -m pip download ... --dest FOLDER REQUIREMENT` run a line of Python instead."""
     code = f"import shutil, sys; folder = sys.argv[sys.argv.index('--dest') + 1]; {does}"
 
