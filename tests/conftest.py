@@ -12,6 +12,7 @@ from pathlib import Path
 
 import mlx
 import pytest
+from command_line import CommandLine
 from places import SUPPORT, SUPPORT_PATH
 from simulated import cliff, machine_of_batches
 
@@ -76,6 +77,11 @@ def known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_successors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing be read while a model is idle: drafts would depend on how long a test takes."""
     monkeypatch.setattr("redrafter_mlx.loading.load.table_of", lambda *_: None)
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    return CommandLine(capsys)
 
 
 @pytest.fixture(scope="session")

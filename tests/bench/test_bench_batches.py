@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from bench_samples import answer
+from command_line import CommandLine
 from screens import Screen
 from tiny import byte_model, byte_tokenizer, random_drafter
 
@@ -196,12 +197,9 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("loaded")
-def test_the_last_line_is_one_object_with_a_row_for_each_size_and_method(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_last_line_is_one_object_with_a_row_for_each_size_and_method(cli: CommandLine) -> None:
     shapes = ["--beam-width", "1..2", "--beam-length", "3"]
-    assert main.run([*LINE, "--batch-size", "1,3", *shapes, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    found = cli.json(*LINE, "--batch-size", "1,3", *shapes, "--json")
     rows = found["rows"]
     assert [(r["batch_size"], r["method"], r["beam_width"]) for r in rows] == [
         (size, *method)
@@ -236,12 +234,9 @@ def test_a_terminal_shows_how_many_runs_are_done(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("loaded")
-def test_the_automatic_shape_is_measured_with_all_prefixes_alone(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_automatic_shape_is_measured_with_all_prefixes_alone(cli: CommandLine) -> None:
     ways = ["--prefixes", "all,final", "--beam-width", "2", "--beam-length", "3"]
-    assert main.run([*LINE, "--batch-size", "2", *ways, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    rows = cli.json(*LINE, "--batch-size", "2", *ways, "--json")["rows"]
     assert [(r["beam_width"], r["prefixes"]) for r in rows if r["method"] == "redrafter"] == [
         (None, "all"), (2, "all"), (2, "final"),
     ]  # fmt: skip
@@ -282,24 +277,19 @@ def test_ctrl_c_or_an_error_prints_the_rounds_that_were_finished(
 
 
 @pytest.mark.usefixtures("loaded")
-def test_results_of_batches_are_compared_size_by_size(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_of_batches_are_compared_size_by_size(tmp_path: Path, cli: CommandLine) -> None:
     file = tmp_path / "a.json"
-    assert main.run([*LINE, "--batch-size", "1,2", "--json"]) == 0
-    file.write_text(capsys.readouterr().out)
-    assert main.run(["bench", "--compare", str(file), str(file), "--json"]) == 0
-    changes = json.loads(capsys.readouterr().out)["changes"]
+    file.write_text(cli.out(*LINE, "--batch-size", "1,2", "--json"))
+    changes = cli.json("bench", "--compare", file, file, "--json")["changes"]
     assert {change["row"]["batch_size"] for change in changes} == {1, 2}
     assert all(change["ratio"]["median"] == 1 for change in changes)
     assert "total_tps" in {change["figure"] for change in changes}
-    assert main.run(["bench", "--compare", str(file), str(file)]) == 0
-    assert "batch of 2" in capsys.readouterr().out
+    assert "batch of 2" in cli.out("bench", "--compare", file, file)
 
 
 @pytest.mark.usefixtures("loaded")
 def test_the_table_has_the_figures_and_other_tokens_fail(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = Runner.run_together
 
@@ -310,8 +300,7 @@ def test_the_table_has_the_figures_and_other_tokens_fail(
         return runs
 
     monkeypatch.setattr(Runner, "run_together", wrong)
-    assert main.run([*LINE, "--batch-size", "2"]) == 1
-    out = capsys.readouterr().out
+    out = cli.run(*LINE, "--batch-size", "2", status=1).out
     assert "total tok/s" in out
     assert "auto" in out
     assert "NO" in out
@@ -320,7 +309,7 @@ def test_the_table_has_the_figures_and_other_tokens_fail(
 
 @pytest.mark.usefixtures("loaded")
 def test_an_interrupted_run_of_batches_resumes_where_its_answers_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     """Stored runs are not repeated; another seed is refused."""
     file = tmp_path / "batches.jsonl"
@@ -348,9 +337,7 @@ def test_an_interrupted_run_of_batches_resumes_where_its_answers_end(
     run.clear()
     assert main.run(line) == 0
     assert run == []
-    capsys.readouterr()
-    assert main.run([*line, "--seed", "7"]) == 1
-    assert "seed" in capsys.readouterr().err
+    assert "seed" in cli.error(*line, "--seed", "7")
 
 
 @pytest.mark.usefixtures("loaded")
@@ -366,12 +353,9 @@ def test_sampled_batches_need_no_answers_of_mlx_lms_loop(monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("loaded")
-def test_sampled_methods_are_told_apart_and_owe_nobody_their_tokens(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_sampled_methods_are_told_apart_and_owe_nobody_their_tokens(cli: CommandLine) -> None:
     ways = ["--temperature", "0.8", "--accept", "sample,rejection", "--limit", "2"]
-    assert main.run([*LINE, "--batch-size", "2", *ways]) == 0
-    out = capsys.readouterr().out
+    out = cli.out(*LINE, "--batch-size", "2", *ways)
     assert "rejection" in out
     assert "0.8" in out
     assert "NO" not in out
@@ -392,21 +376,16 @@ def test_sampled_methods_are_told_apart_and_owe_nobody_their_tokens(
     ],
 )
 def test_options_that_cannot_be_are_refused_in_one_line(
-    arguments: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], named: str, cli: CommandLine
 ) -> None:
-    assert main.run([*LINE, *arguments]) == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert named in err
+    assert named in cli.error(*LINE, *arguments)
 
 
 def test_an_answers_file_that_cannot_be_read_is_refused_before_anything_is_loaded(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object, **__: object) -> Redrafter:
         raise AssertionError("loaded")
 
     monkeypatch.setattr(options, "load_model", never)
-    assert main.run([*LINE, "--batch-size", "2", "--answers", "/none/a"]) == 1
-    assert "/none" in capsys.readouterr().err
+    assert "/none" in cli.error(*LINE, "--batch-size", "2", "--answers", "/none/a")

@@ -9,14 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_runs import (
-    QUICK,
-    SHAPES,
-    SOURCE,
-    Loader,
-    loader,  # noqa: F401
-    refusal,
-)
+from bench_runs import QUICK, SHAPES, SOURCE, Loader, Refusal, Result, loader  # noqa: F401
+from command_line import CommandLine
 from tiny import byte_model, byte_tokenizer, random_drafter
 
 from redrafter_mlx import bench
@@ -39,16 +33,8 @@ from redrafter_mlx.loading.load import draft_with
 from redrafter_mlx.loading.target import LoadedTarget
 
 
-def result(
-    capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0
-) -> dict[str, object]:
-    assert main.run([*QUICK, *arguments, "--json"]) == status
-    found: dict[str, object] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    return found
-
-
-def test_the_last_line_is_one_object_with_every_field(capsys: pytest.CaptureFixture[str]) -> None:
-    found = result(capsys, *SHAPES)
+def test_the_last_line_is_one_object_with_every_field(result: Result) -> None:
+    found = result(*SHAPES)
     rows = found["rows"]
     assert isinstance(rows, list)
     for row in rows:
@@ -63,24 +49,19 @@ def test_the_last_line_is_one_object_with_every_field(capsys: pytest.CaptureFixt
     ]  # fmt: skip
     assert all(r["matches_baseline"] for r in whole)
     assert whole[0]["speedup"]["median"] == 1.0
-    assert {"chip", "os", "mlx", "mlx_lm", "blas"} <= found["machine"].keys()  # type: ignore[attr-defined]
-    (model,) = found["models"]  # type: ignore[misc]
+    assert {"chip", "os", "mlx", "mlx_lm", "blas"} <= found["machine"].keys()
+    (model,) = found["models"]
     assert model["arithmetic"] == "float32"
     assert model["drafter_hash"]
 
 
-def test_the_library_call_returns_what_the_command_prints(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_library_call_returns_what_the_command_prints(result: Result) -> None:
     """Times aside; and what the command refuses, it refuses."""
     options: dict[str, Any] = {"categories": "writing", "max_tokens": 6, "repeats": 1, "warmup": 0,
                                "beam_width": "1..2", "beam_length": "3"}  # fmt: skip
     drafter = random_drafter(seed=1, vocab_size=258)
     hooks = Hooks(lambda *_: Redrafter(byte_model(), byte_tokenizer(), drafter, source=SOURCE))
-    found, printed = (
-        bench.run(bench.BenchOptions(**options), hooks).to_dict(),
-        result(capsys, *SHAPES),
-    )
+    found, printed = (bench.run(bench.BenchOptions(**options), hooks).to_dict(), result(*SHAPES))
     assert found.keys() == printed.keys()
     assert [as_json(found[name]) for name in ("machine", "models", "protocol")] == [
         printed[name] for name in ("machine", "models", "protocol")
@@ -100,15 +81,15 @@ def as_json(value: object) -> Any:
     return json.loads(json.dumps(value))
 
 
-def test_without_shapes_the_automatic_one_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = result(capsys)["rows"]
-    drafted = [r for r in rows if r["method"] == "redrafter"]  # type: ignore[attr-defined]
+def test_without_shapes_the_automatic_one_is_measured(result: Result) -> None:
+    rows = result()["rows"]
+    drafted = [r for r in rows if r["method"] == "redrafter"]
     assert [r["beam_width"] for r in drafted] == [None]
     assert drafted[0]["matches_baseline"]
 
 
 def test_a_shape_is_labelled_by_what_chooses_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Measured times, or with draws that belong to drafts the default, for which none are taken."""
     measured: list[object] = []
@@ -119,8 +100,7 @@ def test_a_shape_is_labelled_by_what_chooses_it(
         (["--beam-width", "2"], ["redrafter 2 x auto"], 1),
         (["--beam-length", "3"], ["redrafter auto x 3"], 1),
     ):
-        assert main.run([*QUICK, "--warmup", "1", *ways]) == 0
-        out = capsys.readouterr().out
+        out = cli.out(*QUICK, "--warmup", "1", *ways)
         assert all(label in out for label in labels)
         assert "None" not in out
         assert "shapes chosen" in out
@@ -129,26 +109,24 @@ def test_a_shape_is_labelled_by_what_chooses_it(
 
 
 def test_without_warm_up_answers_are_those_of_a_machine_that_was_never_measured(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured: list[object] = []
     monkeypatch.setattr(bench_session, "measure_machine", lambda m, _: measured.append(m) or [])
-    assert main.run([*QUICK, "--warmup", "0"]) == 0
+    assert "redrafter (automatic)" in cli.out(*QUICK, "--warmup", "0")
     assert not measured
-    assert "redrafter (automatic)" in capsys.readouterr().out
 
 
 def test_a_busy_machine_is_named_in_the_table_and_in_json(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cli: CommandLine, result: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "process_time", lambda: 0.0)  # it got no time at all
-    assert main.run([*QUICK]) == 0
-    assert "busy: this process got 0% of a core" in capsys.readouterr().out
-    assert "got 0% of a core" in str(result(capsys)["notes"])
+    assert "busy: this process got 0% of a core" in cli.out(*QUICK)
+    assert "got 0% of a core" in str(result()["notes"])
 
 
 def test_a_run_resumes_with_the_same_draft_model_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, result: Result, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same weights, and not the same name alone."""
     hashes = iter(["sha256:1", "sha256:1", "sha256:2"])
@@ -159,21 +137,19 @@ def test_a_run_resumes_with_the_same_draft_model_alone(
 
     monkeypatch.setattr(bench_models, "load_target", load)
     line = ["--draft-model", "draft", "--limit", "1", "--answers", str(tmp_path / "a.jsonl")]
-    rows = result(capsys, *line)["rows"]
-    assert "mlx-lm speculative" in [r["method"] for r in rows]  # type: ignore[attr-defined]
-    assert result(capsys, *line)["rows"] == rows
-    assert "draft_model" in refusal(capsys, *line)
+    rows = result(*line)["rows"]
+    assert "mlx-lm speculative" in [r["method"] for r in rows]
+    assert result(*line)["rows"] == rows
+    assert "draft_model" in refusal(*line)
 
 
-def test_the_papers_packing_verifies_and_counts_fewer_nodes(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_papers_packing_verifies_and_counts_fewer_nodes(result: Result) -> None:
     """As in its Figure 6; with all prefixes of the search, a shape has a fixed node count."""
     wide = ["--beam-width", "4", "--beam-length", "4"]
     rows = []
     for prefixes in ("all", "final"):
-        found = result(capsys, *wide, "--prefixes", prefixes)["rows"]
-        rows += [r for r in found if r["method"] == "redrafter"]  # type: ignore[attr-defined]
+        found = result(*wide, "--prefixes", prefixes)["rows"]
+        rows += [r for r in found if r["method"] == "redrafter"]
     ours, papers = rows
     assert [r["prefixes"] for r in rows] == ["all", "final"]
     assert ours["nodes"] == ours["query_rows"] == papers["query_rows"] == 13
@@ -182,27 +158,21 @@ def test_the_papers_packing_verifies_and_counts_fewer_nodes(
     assert papers["matches_baseline"]
 
 
-def test_without_a_drafter_the_baselines_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = result(capsys, "--drafter", "none")["rows"]
-    assert [r["method"] for r in rows] == ["mlx-lm", "autoregressive"]  # type: ignore[attr-defined]
+def test_without_a_drafter_the_baselines_are_measured(result: Result) -> None:
+    rows = result("--drafter", "none")["rows"]
+    assert [r["method"] for r in rows] == ["mlx-lm", "autoregressive"]
 
 
-def test_categories_without_a_drafter_make_no_empty_table(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_categories_without_a_drafter_make_no_empty_table(cli: CommandLine) -> None:
     more = ["--categories", "writing,math", "--limit", "2"]
-    assert main.run([*QUICK, *more, "--drafter", "none"]) == 0
-    assert "By category" not in capsys.readouterr().out
-    assert main.run([*QUICK, *more]) == 0
-    assert "By category" in capsys.readouterr().out
+    assert "By category" not in cli.out(*QUICK, *more, "--drafter", "none")
+    assert "By category" in cli.out(*QUICK, *more)
 
 
-def test_one_command_makes_the_table_of_methods_by_temperature(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    found = result(capsys, "--accept", "sample,rejection,typical", "--temperature", "0,0.7",
+def test_one_command_makes_the_table_of_methods_by_temperature(result: Result) -> None:
+    found = result("--accept", "sample,rejection,typical", "--temperature", "0,0.7",
                    "--beam-width", "2", "--beam-length", "3")  # fmt: skip
-    drafted = [r for r in found["rows"] if r["method"] == "redrafter"]  # type: ignore[attr-defined]
+    drafted = [r for r in found["rows"] if r["method"] == "redrafter"]
     assert [(r["accept"], r["temperature"]) for r in drafted] == [
         ("greedy", 0), ("rejection", 0.7), ("sample", 0.7), ("typical", 0.7)
     ]  # fmt: skip
@@ -210,49 +180,41 @@ def test_one_command_makes_the_table_of_methods_by_temperature(
     assert all(r["speedup"]["median"] > 0 for r in drafted)
 
 
-def test_several_dtypes_are_loaded_in_turn(
-    loader: Loader, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = result(capsys, "--dtype", "float32,4bit", *SHAPES)
+def test_several_dtypes_are_loaded_in_turn(loader: Loader, result: Result) -> None:
+    found = result("--dtype", "float32,4bit", *SHAPES)
     given = [(asked.dtype, asked.quantize) for asked in loader.asked]
-    assert given == [
-        ("float32", None),
-        ("auto", 4),
-    ]
-    assert [r["dtype"] for r in found["rows"]] == ["float32"] * 4 + ["4bit"] * 4  # type: ignore[attr-defined]
-    assert [m["dtype"] for m in found["models"]] == ["float32", "4bit"]  # type: ignore[attr-defined]
+    assert given == [("float32", None), ("auto", 4)]
+    assert [r["dtype"] for r in found["rows"]] == ["float32"] * 4 + ["4bit"] * 4
+    assert [m["dtype"] for m in found["models"]] == ["float32", "4bit"]
 
 
-def test_quantize_loads_as_for_every_other_command(
-    loader: Loader, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = result(capsys, "--quantize", "4", *SHAPES)
+def test_quantize_loads_as_for_every_other_command(loader: Loader, result: Result) -> None:
+    found = result("--quantize", "4", *SHAPES)
     assert [(asked.dtype, asked.quantize) for asked in loader.asked] == [("auto", 4)]
-    assert [m["dtype"] for m in found["models"]] == ["4bit"]  # type: ignore[attr-defined]
+    assert [m["dtype"] for m in found["models"]] == ["4bit"]
 
 
 def test_several_drafters_are_measured_in_one_run(
-    tmp_path: Path, loader: Loader, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, loader: Loader, cli: CommandLine, result: Result
 ) -> None:
     """All share the baseline runs; a random drafter costs as much as the trained one."""
     names = ["auto", "random", "lookup"]
     drafters = [word for name in names for word in ("--drafter", name)]
     file = tmp_path / "a.jsonl"
-    found = result(capsys, *SHAPES, *drafters, "--answers", str(file))
+    found = result(*SHAPES, *drafters, "--answers", str(file))
     assert len(loader.asked) == 1
-    rows = [r for r in found["rows"] if r["category"] == "all"]  # type: ignore[attr-defined]
+    rows = [r for r in found["rows"] if r["category"] == "all"]
     assert [r["drafter"] for r in rows] == [None, None, *(n for n in sorted(names) for _ in "12")]
     assert all(r["matches_baseline"] for r in rows)
     models = found["models"]
-    assert [m["named"] for m in models] == names  # type: ignore[attr-defined]
-    hashes = [m["drafter_hash"] for m in models]  # type: ignore[attr-defined]
+    assert [m["named"] for m in models] == names
+    hashes = [m["drafter_hash"] for m in models]
     assert None not in hashes[:2]
     assert hashes[0] != hashes[1]
     assert hashes[2] is None
-    again = result(capsys, *SHAPES, *drafters, "--answers", str(file))
+    again = result(*SHAPES, *drafters, "--answers", str(file))
     assert again["rows"] == found["rows"]
-    assert main.run([*QUICK, *SHAPES, *drafters]) == 0
-    table = capsys.readouterr().out
+    table = cli.out(*QUICK, *SHAPES, *drafters)
     assert all(f"redrafter, {name}" in table for name in names)
 
 
@@ -265,7 +227,8 @@ def test_a_run_does_not_go_on_with_other_drafts_than_it_began_with(
     runs: list[tuple[str, int]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    result: Result,
+    refusal: Refusal,
 ) -> None:
     file = tmp_path / "a.jsonl"
     monkeypatch.chdir(tmp_path)
@@ -276,85 +239,84 @@ def test_a_run_does_not_go_on_with_other_drafts_than_it_began_with(
         loaded = draft_with(prepare_drafter(parse(drafter)), target)
         monkeypatch.setattr(options, "load_model", lambda *_, loaded=loaded, **__: loaded)
         if run == 0:
-            result(capsys, *SHAPES, "--answers", str(file))
-    assert "drafts drafter " in refusal(capsys, *SHAPES, "--answers", str(file))
+            result(*SHAPES, "--answers", str(file))
+    assert "drafts drafter " in refusal(*SHAPES, "--answers", str(file))
 
 
 def test_a_random_drafter_needs_the_form_of_a_trained_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, refusal: Refusal
 ) -> None:
     plain = Redrafter(byte_model(), byte_tokenizer(), host_drafters=(Lookup(),), source=SOURCE)
     monkeypatch.setattr(options, "load_model", lambda *_, **__: plain)
-    assert "tiny" in refusal(capsys, "--drafter", "random")
+    assert "tiny" in refusal("--drafter", "random")
 
 
 def test_several_files_of_questions_are_asked_one_after_the_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, result: Result, refusal: Refusal
 ) -> None:
     for n in (1, 2):
         row = {"question_id": n, "category": "writing", "turns": [f"Say {n}."]}
         (tmp_path / f"{n}.jsonl").write_text(json.dumps(row))
     files = [word for n in (1, 2) for word in ("--questions", str(tmp_path / f"{n}.jsonl"))]
-    assert result(capsys, *files)["protocol"]["asked"] == 2  # type: ignore[index]
-    assert "occurs twice" in refusal(capsys, *files, *files)
+    assert result(*files)["protocol"]["asked"] == 2
+    assert "occurs twice" in refusal(*files, *files)
 
 
-def test_the_table_holds_figures_heatmap_and_acceptance(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run([*QUICK, *SHAPES]) == 0
-    table = capsys.readouterr().out
+def test_the_table_holds_figures_heatmap_and_acceptance(cli: CommandLine) -> None:
+    table = cli.out(*QUICK, *SHAPES)
     for part in ("tok/s", "speedup", "★", "W 2", "nodes before", "mlx-lm", "BLAS: "):
         assert part in table
 
 
 def test_a_finished_run_is_summarised_again_without_decoding(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, result: Result, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = str(tmp_path / "a.jsonl")
-    first = result(capsys, *SHAPES, "--answers", file)
+    first = result(*SHAPES, "--answers", file)
     assert len(Path(file).read_text().splitlines()) == 8
 
     def never(*_: object) -> Run:
         raise AssertionError("decoded again")
 
     monkeypatch.setattr(Runner, "run_together", never)
-    assert result(capsys, *SHAPES, "--answers", file)["rows"] == first["rows"]
-    assert not [note for note in first["notes"] if "busy" not in note]  # type: ignore[attr-defined]
-    narrower = result(capsys, "--beam-width", "1", "--beam-length", "3", "--answers", file)
+    assert result(*SHAPES, "--answers", file)["rows"] == first["rows"]
+    assert not [note for note in first["notes"] if "busy" not in note]
+    narrower = result("--beam-width", "1", "--beam-length", "3", "--answers", file)
     assert len(narrower["rows"]) == 3  # type: ignore[arg-type]
-    assert "max_tokens" in refusal(capsys, *SHAPES, "--answers", file, "--max-tokens", "7")
+    assert "max_tokens" in refusal(*SHAPES, "--answers", file, "--max-tokens", "7")
     Path(file).write_text("mine\n")
-    assert f"{file}, line 1" in refusal(capsys, *SHAPES, "--answers", file)
+    assert f"{file}, line 1" in refusal(*SHAPES, "--answers", file)
 
 
-def test_methods_that_answered_in_different_runs_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_methods_that_answered_in_different_runs_are_named(tmp_path: Path, result: Result) -> None:
     """The machine may have been another one, as far as its speed goes."""
     file = str(tmp_path / "a.jsonl")
-    result(capsys, "--beam-width", "1", "--beam-length", "3", "--answers", file)
-    more = result(capsys, *SHAPES, "--answers", file)
-    assert "to 2 questions, methods answered in different runs" in more["notes"][0]  # type: ignore[index]
+    result("--beam-width", "1", "--beam-length", "3", "--answers", file)
+    more = result(*SHAPES, "--answers", file)
+    assert "to 2 questions, methods answered in different runs" in more["notes"][0]
 
 
 def test_other_tokens_than_the_baselines_fail(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli: CommandLine, result: Result
 ) -> None:
     file = tmp_path / "a.jsonl"
-    result(capsys, *SHAPES, "--answers", str(file))
+    result(*SHAPES, "--answers", str(file))
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     wrong = next(r for r in lines if r["method"]["beam_width"] == 2)
     wrong["token_ids"][2] += 1
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = result(capsys, *SHAPES, "--answers", str(file), status=1)
-    marked = [r["beam_width"] for r in found["rows"] if r["matches_baseline"] is False]  # type: ignore[attr-defined]
+    found = result(*SHAPES, "--answers", str(file), status=1)
+    marked = [r["beam_width"] for r in found["rows"] if r["matches_baseline"] is False]
     assert marked == [2]
-    assert "1 row" in found["notes"][0]  # type: ignore[index]
-    assert main.run([*QUICK, *SHAPES, "--answers", str(file)]) == 1
-    assert "NO, " in capsys.readouterr().out
+    assert "1 row" in found["notes"][0]
+    assert "NO, " in cli.run(*QUICK, *SHAPES, "--answers", file, status=1).out
 
 
 def test_ctrl_c_prints_what_was_finished_and_the_run_resumes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    result: Result,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Impatient(Runner):
         left = 5
@@ -368,20 +330,20 @@ def test_ctrl_c_prints_what_was_finished_and_the_run_resumes(
     file = str(tmp_path / "a.jsonl")
     with monkeypatch.context() as patch:
         patch.setattr(bench_session, "Runner", Impatient)
-        found = result(capsys, *SHAPES, "--answers", file, status=130)
+        found = result(*SHAPES, "--answers", file, status=130)
         assert found["interrupted"] is True
-        assert file in found["notes"][0]  # type: ignore[index]
-        runs = [r["runs"] for r in found["rows"]]  # type: ignore[attr-defined]
+        assert file in found["notes"][0]
+        runs = [r["runs"] for r in found["rows"]]
         assert runs == [1, 1, 1, 1], "of the fifth answer's question, the others are missing"
         Impatient.left = 0
         assert main.run([*QUICK, *SHAPES]) == 130  # no answer was finished
         assert capsys.readouterr().out == ""
-    whole = result(capsys, *SHAPES, "--answers", file)
-    assert sum(r["runs"] for r in whole["rows"] if r["category"] == "all") == 8  # type: ignore[attr-defined]
+    whole = result(*SHAPES, "--answers", file)
+    assert sum(r["runs"] for r in whole["rows"] if r["category"] == "all") == 8
 
 
 def test_an_error_in_a_later_dtype_leaves_the_figures_of_those_before(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    result: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load, loaded = bench_models.load_drafters, list[str]()
 
@@ -392,9 +354,9 @@ def test_an_error_in_a_later_dtype_leaves_the_figures_of_those_before(
         return load(options, loading, *how)
 
     monkeypatch.setattr(bench_session, "load_drafters", failing)
-    found = result(capsys, *SHAPES, "--dtype", "float32,float16", status=1)
-    assert {row["dtype"] for row in found["rows"]} == {"float32"}  # type: ignore[attr-defined]
-    assert any("quantised to 4 bits" in note for note in found["notes"])  # type: ignore[attr-defined]
+    found = result(*SHAPES, "--dtype", "float32,float16", status=1)
+    assert {row["dtype"] for row in found["rows"]} == {"float32"}
+    assert any("quantised to 4 bits" in note for note in found["notes"])
 
 
 @pytest.mark.parametrize(
@@ -443,16 +405,16 @@ def test_an_error_in_a_later_dtype_leaves_the_figures_of_those_before(
     ],
 )
 def test_bad_options_are_refused_in_one_line_before_anything_is_loaded(
-    arguments: list[str], named: str, loader: Loader, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], named: str, loader: Loader, refusal: Refusal
 ) -> None:
-    assert named in refusal(capsys, *arguments)
+    assert named in refusal(*arguments)
     assert loader.asked == []
 
 
-def test_a_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_picture_is_drawn(tmp_path: Path, result: Result) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "a.png"
-    result(capsys, *SHAPES, "--plot", str(picture))
+    result(*SHAPES, "--plot", str(picture))
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -466,6 +428,5 @@ def test_further_drafters_have_the_memory_that_all_ranks_agreed_on() -> None:
         assert further.limits == limits
 
 
-def test_help_names_what_it_measures_against(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["bench", "--help"]) == 0
-    assert "mlx-lm's own loop" in capsys.readouterr().out
+def test_help_names_what_it_measures_against(cli: CommandLine) -> None:
+    assert "mlx-lm's own loop" in cli.out("bench", "--help")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from bench_runs import QUICK, SHAPES, loader  # noqa: F401
+from command_line import CommandLine
 
 from redrafter_mlx.bench.analyse.compare import compare, differing, read_result
-from redrafter_mlx.cli import main
 from redrafter_mlx.errors import BadInputError
 
 ROW = {
@@ -74,7 +74,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_setting_that_tells_rows_apart_is_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     ways = (
@@ -83,16 +83,13 @@ def test_every_setting_that_tells_rows_apart_is_shown(
     )  # fmt: skip
     figure = figures(tps=(100, 98, 102))
     saved(tmp_path, "a", *({**ROW, **way, **figure} for way in ways))
-    assert main.run(["bench", "--compare", "a", "a"]) == 0
-    out = capsys.readouterr().out
+    out = cli.out("bench", "--compare", "a", "a")
     for part in ("prefixes final", "epsilon 0.25", "delta 0.75", "max nodes 11", "2 x auto",
                  "draft tokens 5"):  # fmt: skip
         assert out.count(part) == 1
 
 
-def test_what_else_differs_between_two_results_is_noted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_else_differs_between_two_results_is_noted(tmp_path: Path, cli: CommandLine) -> None:
     files = [
         str(saved(tmp_path, chip, *rows(tps=(100, 98, 102)), machine={"chip": chip, "cores": 8},
                   protocol={"max_tokens": tokens}, models=[{"model": "m", "bits": bits}]))
@@ -103,10 +100,8 @@ def test_what_else_differs_between_two_results_is_noted(
         "machine chip: M1, M2", "protocol max_tokens: 64, 128", "model bits: None, 4",
     ]  # fmt: skip
     assert differing(a, a) == []
-    assert main.run(["bench", "--compare", *files]) == 0
-    assert "M1, M2" in capsys.readouterr().out
-    assert main.run(["bench", "--compare", *files, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["differences"] == differing(a, b)
+    assert "M1, M2" in cli.out("bench", "--compare", *files)
+    assert cli.json("bench", "--compare", *files, "--json")["differences"] == differing(a, b)
 
 
 def test_a_papers_table_is_compared_by_the_rows_it_was_made_from(tmp_path: Path) -> None:
@@ -122,15 +117,12 @@ def test_a_papers_table_is_compared_by_the_rows_it_was_made_from(tmp_path: Path)
     assert len(compare(read_result(file).rows, read_result(other).rows)) == 1
 
 
-def test_results_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_are_compared(tmp_path: Path, cli: CommandLine) -> None:
     for name in ("a.json", "b.json"):
-        assert main.run([*QUICK, *SHAPES, "--json"]) == 0
-        (tmp_path / name).write_text(capsys.readouterr().out)
+        (tmp_path / name).write_text(cli.out(*QUICK, *SHAPES, "--json"))
     files = [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
-    assert main.run(["bench", "--compare", *files]) == 0
-    assert "tokens_per_step" in capsys.readouterr().out
-    assert main.run(["bench", "--compare", *files, "--json"]) == 0
-    changes = json.loads(capsys.readouterr().out)["changes"]
+    assert "tokens_per_step" in cli.out("bench", "--compare", *files)
+    changes = cli.json("bench", "--compare", *files, "--json")["changes"]
     assert {c["figure"] for c in changes} == {"tps", "speedup", "tokens_per_step"}
     steps = [c for c in changes if c["figure"] == "tokens_per_step"]
     assert all(c["ratio"]["median"] == 1 and not c["certain"] for c in steps)
@@ -141,7 +133,6 @@ def test_results_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     [((), "cannot read /none"), (("--repeats", "2"), "--repeats"), (("--plot", "a.png"), "--plot")],
 )
 def test_a_comparison_that_cannot_be_made_is_refused(
-    arguments: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], named: str, cli: CommandLine
 ) -> None:
-    assert main.run(["bench", "--compare", "/none", "/none", *arguments]) == 1
-    assert named in capsys.readouterr().err
+    assert named in cli.error("bench", "--compare", "/none", "/none", *arguments)

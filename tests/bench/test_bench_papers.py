@@ -8,16 +8,8 @@ from typing import Any
 
 import pytest
 from bench_samples import DRAFTED, PLAIN, answer
-from paper_samples import (  # noqa: F401
-    ONCE,
-    SOURCE,
-    columns,
-    loader,
-    paper,
-    questions,
-    tiny_redrafter,
-    trained_folder,
-)
+from command_line import CommandLine
+from paper_samples import ONCE, SOURCE, Paper, columns, loader, tiny_redrafter, trained_folder  # noqa: F401
 from tiny import byte_model, byte_tokenizer, random_drafter
 
 from redrafter_mlx.bench import models as bench_models
@@ -42,13 +34,11 @@ def rows_of(*answers: Answer) -> list[Row]:
     return [row for row in summarise(answers) if row.category == "all"]
 
 
-def test_every_option_that_changes_a_table_is_listed(
-    capsys: pytest.CaptureFixture[str], questions: list[str]
-) -> None:
+def test_every_option_that_changes_a_table_is_listed(paper: Paper, questions: list[str]) -> None:
     given = {"--temperature": "0.5", "--accept": "rejection", "--beam-width": "1",
              "--drafter": "x", "--warmup": "0"}  # fmt: skip
     words = [word for pair in given.items() for word in pair]
-    found = paper(capsys, "table2", *questions, *words, "--beam-length", "2..5", "--limit", "1",
+    found = paper("table2", *questions, *words, "--beam-length", "2..5", "--limit", "1",
                   "--seed", "3")  # fmt: skip
     listed = {d["what"]: (d["paper"], d["here"]) for d in found["paper"]["differences"]}
     assert {name: here for name, (_, here) in listed.items() if name.startswith("--")} == {
@@ -74,9 +64,9 @@ def test_a_table_has_a_column_for_each_setting_that_varies() -> None:
 
 
 def test_a_table_by_hand_tells_its_shapes_and_temperatures_apart(
-    capsys: pytest.CaptureFixture[str], questions: list[str]
+    paper: Paper, questions: list[str]
 ) -> None:
-    found = paper(capsys, "table1", *questions, *ONCE, "--drafter", "x", "--beam-width", "1,2",
+    found = paper("table1", *questions, *ONCE, "--drafter", "x", "--beam-width", "1,2",
                   "--beam-length", "2", "--temperature", "0,1")  # fmt: skip
     (measured,) = found["paper"]["measured"]
     assert columns(measured, "T", "accept", "W") == [
@@ -86,20 +76,19 @@ def test_a_table_by_hand_tells_its_shapes_and_temperatures_apart(
 
 
 def test_mlx_lms_speculative_decoding_is_one_of_the_methods(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, questions: list[str]
+    cli: CommandLine, paper: Paper, monkeypatch: pytest.MonkeyPatch, questions: list[str]
 ) -> None:
     """In the tables that have rows for it; the others refuse its option."""
     draft = LoadedTarget.of(byte_model(), byte_tokenizer(), SOURCE)
     monkeypatch.setattr(bench_models, "load_target", lambda *_, **__: draft)
     asked = [*questions, *ONCE, "--draft-model", "m", "--drafter", "x"]
-    found = paper(capsys, "table1", *asked, "--num-draft-tokens", "2,3")
+    found = paper("table1", *asked, "--num-draft-tokens", "2,3")
     (measured,) = found["paper"]["measured"]
     assert columns(measured, "drafter") == [
         ("mlx-lm speculative (2 drafts)",), ("mlx-lm speculative (3 drafts)",), ("",),
     ]  # fmt: skip
     for table in ("table2", "table3", "figure6"):
-        assert main.run(["bench", "--paper", table, *asked]) == 1
-        out, err = capsys.readouterr()
+        out, err = cli.run("bench", "--paper", table, *asked, status=1)
         assert (out, err.count("\n")) == ("", 1)
         assert f"--paper {table} has no use for --draft-model" in err
 
@@ -130,7 +119,7 @@ def test_options_of_a_table_that_no_longer_apply_are_dropped(
 
 @pytest.mark.parametrize("table", ["table3", "speculators-table1"])
 def test_a_table_that_fails_says_why(
-    table: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    table: str, cli: CommandLine, monkeypatch: pytest.MonkeyPatch,
     questions: list[str],
 ) -> None:  # fmt: skip
     honest = Runner.run_together
@@ -143,12 +132,12 @@ def test_a_table_that_fails_says_why(
 
     monkeypatch.setattr(Runner, "run_together", wrong)
     line = [*questions, "--batch-size", "1", "-r", "1", "--beam-width", "2", "--drafter", "x"]
-    assert main.run(["bench", "--paper", table, *line, "--prompt-tokens", "9"]) == 1
-    assert capsys.readouterr().out.count("please report it") == 1
+    out = cli.run("bench", "--paper", table, *line, "--prompt-tokens", "9", status=1).out
+    assert out.count("please report it") == 1
 
 
 def test_prompts_of_several_lengths_are_measured_with_one_loading(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, questions: list[str]
+    cli: CommandLine, paper: Paper, monkeypatch: pytest.MonkeyPatch, questions: list[str]
 ) -> None:
     """What the context cannot hold is refused before anything is measured."""
     loaded: list[object] = []
@@ -161,7 +150,7 @@ def test_prompts_of_several_lengths_are_measured_with_one_loading(
 
     monkeypatch.setattr(options, "load_model", short)
     line = [*questions, "--batch-size", "1", "--beam-width", "2", "--limit", "1"]
-    assert paper(capsys, "speculators-table1", *line, "--prompt-tokens", "9,30")
+    assert paper("speculators-table1", *line, "--prompt-tokens", "9,30")
     assert len(loaded) == 1
 
     def never(*_: object) -> list[Run]:
@@ -169,8 +158,7 @@ def test_prompts_of_several_lengths_are_measured_with_one_loading(
 
     monkeypatch.setattr(Runner, "run_together", never)
     asked = ["bench", "--paper", "speculators-table1", *line, "--prompt-tokens", "9,55"]
-    assert main.run(asked) == 1
-    assert "--prompt-tokens 55" in capsys.readouterr().err
+    assert "--prompt-tokens 55" in cli.error(*asked)
 
 
 def test_an_interrupted_table_of_lengths_keeps_what_was_finished(
@@ -242,7 +230,7 @@ def test_each_drafter_on_this_machine_is_measured_once_and_damaged_ones_are_not(
 
 
 def test_labels_are_those_of_the_folder_that_was_loaded(
-    capsys: pytest.CaptureFixture[str], questions: list[str], tmp_path: Path,
+    cli: CommandLine, paper: Paper, questions: list[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Of the drafter that was trained for the target, and of one together with prompt lookup."""
@@ -252,9 +240,10 @@ def test_labels_are_those_of_the_folder_that_was_loaded(
     trained_folder(mine, "data", 0.001)
     save_drafter(random_drafter(2, vocab_size=258, target_fingerprint=SOURCE.fingerprint), mine)
     drafters = ["--drafter", f"{other}+lookup", "--drafter", "trained"]
-    found = paper(capsys, "table4", *questions, *ONCE, *drafters, "--beam-width", "2")
+    found = paper("table4", *questions, *ONCE, *drafters, "--beam-width", "2")
     (measured,) = found["paper"]["measured"]
     assert columns(measured, "drafter", "labels") == [(f"{other}+lookup", "target"),
                                                       ("trained", "data")]  # fmt: skip
-    assert main.run(["bench", "--paper", "table4", "--drafter", "a", "--drafter", "a"]) == 1
-    assert "2 times --drafter" in capsys.readouterr().err
+    assert "2 times --drafter" in cli.error(
+        "bench", "--paper", "table4", "--drafter", "a", "--drafter", "a"
+    )

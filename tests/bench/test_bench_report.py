@@ -8,7 +8,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from bench_runs import QUICK, SHAPES, loader, refusal  # noqa: F401
+from bench_runs import QUICK, SHAPES, Refusal, loader  # noqa: F401
+from command_line import CommandLine
 
 from redrafter_mlx.bench.analyse.compare import read_result
 from redrafter_mlx.bench.show.report_folder import check_report
@@ -18,13 +19,12 @@ pytestmark = pytest.mark.usefixtures("loader")
 
 
 def test_a_report_holds_table_heatmap_profile_machine_and_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli: CommandLine
 ) -> None:
     pytest.importorskip("matplotlib")
     folder = tmp_path / "my report"
     asked = [*QUICK, *SHAPES, "--temperature", "0,0.5", "--report", str(folder)]
-    assert main.run([*asked, "--json"]) == 0
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    result = cli.json(*asked, "--json")
     assert json.loads((folder / "result.json").read_text()) == result
     names = {"report.md", "result.json", "heatmap.png", "profile.png"}
     assert {path.name for path in folder.iterdir()} == names
@@ -45,18 +45,14 @@ def test_a_report_holds_table_heatmap_profile_machine_and_command(
     assert [path.name for path in tmp_path.iterdir()] == ["my report"]
 
 
-def test_two_reports_are_compared_as_their_results_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_reports_are_compared_as_their_results_are(tmp_path: Path, cli: CommandLine) -> None:
     for name in ("a", "b"):
         assert main.run([*QUICK, "--report", str(tmp_path / name)]) == 0
     assert read_result(tmp_path / "a") == read_result(tmp_path / "a" / "result.json")
-    capsys.readouterr()
     found = []
     for ends in ("", "/result.json"):
         pair = [f"{tmp_path}/{name}{ends}" for name in ("a", "b")]
-        assert main.run(["bench", "--compare", *pair, "--json"]) == 0
-        found.append(json.loads(capsys.readouterr().out))
+        found.append(cli.json("bench", "--compare", *pair, "--json"))
     assert found[0] == found[1]
     assert found[0]["changes"]
     assert main.run(["bench", "--compare", str(tmp_path), str(tmp_path)]) == 1
@@ -71,21 +67,21 @@ def test_each_of_several_drafters_has_its_profile(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_report_is_refused_before_anything_is_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, refusal: Refusal
 ) -> None:
     other, file = tmp_path / "other", tmp_path / "file"
     other.mkdir()
     (other / "thesis.txt").write_text("mine")
     file.write_text("mine")
     for wrong in (other, file, tmp_path / "no" / "such"):
-        assert str(wrong) in refusal(capsys, "--report", str(wrong))
-    assert "--report" in refusal(capsys, "--report", str(tmp_path / "x"), "--batch-size", "2")
-    assert "--report" in refusal(capsys, "--report", str(tmp_path / "x"), "--paper", "table2")
+        assert str(wrong) in refusal("--report", str(wrong))
+    assert "--report" in refusal("--report", str(tmp_path / "x"), "--batch-size", "2")
+    assert "--report" in refusal("--report", str(tmp_path / "x"), "--paper", "table2")
     assert [path.name for path in other.iterdir()] == ["thesis.txt"]
     assert file.read_text() == "mine"
     assert not (tmp_path / "x").exists()
     (other / "result.json").write_text("{}")
-    assert "thesis.txt" in refusal(capsys, "--report", str(other))
+    assert "thesis.txt" in refusal("--report", str(other))
 
 
 def test_hidden_files_as_finder_leaves_them_do_not_keep_a_report_from_being_replaced(
@@ -132,6 +128,6 @@ def test_a_report_on_another_disk_replaces_the_older_one(
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that takes no files")
 def test_a_folder_that_takes_no_files_is_refused_before_anything_is_measured(
-    capsys: pytest.CaptureFixture[str],
+    refusal: Refusal,
 ) -> None:
-    assert "nothing can be written" in refusal(capsys, "--report", "/proc/report")
+    assert "nothing can be written" in refusal("--report", "/proc/report")

@@ -11,7 +11,8 @@ from functools import partial
 from itertools import chain
 
 import pytest
-from serving import host, running, tiny_redrafter, wait_until_ready
+from command_line import CommandLine
+from serving import ready, tiny_redrafter
 from streams import answering, chunk, streamed
 
 from redrafter_mlx.bench.analyse.serving import category_rows, serving_rows, total_tps
@@ -168,8 +169,7 @@ def test_a_baseline_that_counts_no_tokens_is_named() -> None:
 def test_our_server_under_load_says_what_the_library_says(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with running(host(tiny_redrafter())) as url:
-        wait_until_ready(url)
+    with ready(tiny_redrafter()) as url:
         said = ask(Server(f"{url}/v1"), "Name a fruit.", 12)
         addresses = ["--url", f"{url}/v1", "--url", f"{url}/v1"]
         line = ["bench", "serve", *addresses, "--users", "1,3", "--limit", "3", "--json"]
@@ -241,17 +241,11 @@ def test_loads_that_were_measured_are_printed_after_ctrl_c_or_an_error(
     ],
 )
 def test_bad_options_are_refused_in_one_line(
-    arguments: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], named: str, cli: CommandLine
 ) -> None:
-    assert main.run(["bench", "serve", *arguments]) == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert named in err
+    assert named in cli.error("bench", "serve", *arguments)
 
 
-def test_options_of_bench_itself_are_refused_for_serve(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["bench", "--limit", "3", "serve"]) == 1
-    assert "after `serve`" in capsys.readouterr().err
-    assert main.run(["bench", "--limit", "3", "serve", "--url", "http://x/v1"]) == 2
-    assert "--url" in capsys.readouterr().err
+def test_options_of_bench_itself_are_refused_for_serve(cli: CommandLine) -> None:
+    assert "after `serve`" in cli.error("bench", "--limit", "3", "serve")
+    assert "--url" in cli.error("bench", "--limit", "3", "serve", "--url", "http://x/v1", status=2)

@@ -8,16 +8,8 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from paper_samples import (  # noqa: F401
-    ONCE,
-    SOURCE,
-    columns,
-    loader,
-    paper,
-    questions,
-    tiny_redrafter,
-    trained_folder,
-)
+from command_line import CommandLine
+from paper_samples import ONCE, SOURCE, Paper, columns, loader, tiny_redrafter, trained_folder  # noqa: F401
 
 from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.bench.measure.runner import Run, Runner
@@ -29,7 +21,7 @@ from redrafter_mlx.engine.options import EngineOptions
 
 
 def test_a_batch_that_does_not_fit_in_memory_is_a_cell(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    paper: Paper, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As in the paper; smaller beams of that size, and that beam in smaller batches, have times."""
 
@@ -41,7 +33,7 @@ def test_a_batch_that_does_not_fit_in_memory_is_a_cell(
     monkeypatch.setattr(options, "load_model", small)
     path = tmp_path / "questions"
     path.write_text("".join(f"question {n}\n" for n in range(20)))
-    found = paper(capsys, "table3", "--questions", str(path), "--max-tokens", "4", "--dtype",
+    found = paper("table3", "--questions", str(path), "--max-tokens", "4", "--dtype",
                   "float32", "--batch-size", "1,20", "--beam-width", "2,64")  # fmt: skip
     (measured,) = found["paper"]["measured"]
     cells = {(W, n): cell for W, n, *cell in columns(
@@ -53,7 +45,7 @@ def test_a_batch_that_does_not_fit_in_memory_is_a_cell(
 
 
 def test_a_device_that_runs_out_of_memory_ends_one_case_and_other_failures_the_run(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, questions: list[str]
+    paper: Paper, monkeypatch: pytest.MonkeyPatch, questions: list[str]
 ) -> None:
     honest, why = Runner.run_together, "[malloc_or_wait] Unable to allocate 99 bytes."
 
@@ -64,7 +56,7 @@ def test_a_device_that_runs_out_of_memory_ends_one_case_and_other_failures_the_r
 
     monkeypatch.setattr(Runner, "run_together", failing)
     line = [*questions, "--batch-size", "1", "--beam-width", "1,2", "--prompt-tokens", "9"]
-    found = paper(capsys, "speculators-table1", *line)
+    found = paper("speculators-table1", *line)
     (measured,) = found["paper"]["measured"]
     cells = dict(columns(measured, "k", "ms a token"))
     assert [k for k, cell in cells.items() if cell == "OOM"] == ["2"]
@@ -74,14 +66,14 @@ def test_a_device_that_runs_out_of_memory_ends_one_case_and_other_failures_the_r
 
 
 def test_both_turns_of_a_conversation_are_asked_with_the_first_answer_between_them(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    paper: Paper, tmp_path: Path
 ) -> None:
     path, file = tmp_path / "mt_bench.jsonl", tmp_path / "answers.jsonl"
     path.write_text('{"question_id": 81, "category": "writing", "turns": ["one", "and then?"]}\n'
                     '{"question_id": 82, "category": "math", "turns": ["two"]}\n')  # fmt: skip
     line = ["--questions", str(path), "--max-tokens", "6", "--beam-width", "2", "--drafter", "x",
             "--answers", str(file), "--warmup", "0"]  # fmt: skip
-    found = paper(capsys, "v1-figure5a", *line)
+    found = paper("v1-figure5a", *line)
     answers = [json.loads(text) for text in file.read_text().splitlines()]
     prompts = {answer["question_id"]: answer["prompt_ids"] for answer in answers}
     first = next(a for a in answers if (a["question_id"], a["method"]["name"]) == (81, "mlx-lm"))
@@ -91,17 +83,17 @@ def test_both_turns_of_a_conversation_are_asked_with_the_first_answer_between_th
     assert set(prompts) == {81, "81, turn 2", 82}
     assert prompts["81, turn 2"] == tiny_redrafter().encode(said)
     assert found["results"][0]["protocol"]["questions"] == f"{path}, 2 turns of each"
-    assert paper(capsys, "v1-figure5a", *line)["paper"] == found["paper"], "it resumes"
+    assert paper("v1-figure5a", *line)["paper"] == found["paper"], "it resumes"
     plain = tmp_path / "plain.jsonl"
     assert main.run(["bench", *line[:-4], *ONCE, "--answers", str(plain)]) == 0
     assert {json.loads(text)["question_id"] for text in plain.read_text().splitlines()} == {81}
 
 
 def test_every_drafter_answers_greedily_and_by_typical_acceptance(
-    capsys: pytest.CaptureFixture[str], questions: list[str]
+    paper: Paper, questions: list[str]
 ) -> None:
     """With its number of parameters: a random one of a tiny model has few."""
-    found = paper(capsys, "v1-table1", *questions, *ONCE, "--drafter", "a", "--drafter", "lookup",
+    found = paper("v1-table1", *questions, *ONCE, "--drafter", "a", "--drafter", "lookup",
                   "--beam-width", "2", "--beam-length", "3")  # fmt: skip
     (measured,) = found["paper"]["measured"]
     cases = columns(measured, "drafter or method", "accept", "T")
@@ -114,9 +106,9 @@ def test_every_drafter_answers_greedily_and_by_typical_acceptance(
 
 
 def test_the_rows_of_an_only_drafter_are_named_beside_those_without_drafts(
-    capsys: pytest.CaptureFixture[str], questions: list[str]
+    paper: Paper, questions: list[str]
 ) -> None:
-    found = paper(capsys, "v1-table1", *questions, *ONCE, "--drafter", "a")
+    found = paper("v1-table1", *questions, *ONCE, "--drafter", "a")
     (measured,) = found["paper"]["measured"]
     names = [name for (name,) in columns(measured, "drafter or method")]
     assert all(names)
@@ -124,10 +116,10 @@ def test_the_rows_of_an_only_drafter_are_named_beside_those_without_drafts(
 
 
 def test_a_speed_over_greedy_decoding_is_paired_with_the_published_one(
-    capsys: pytest.CaptureFixture[str], questions: list[str]
+    paper: Paper, questions: list[str]
 ) -> None:
     """Of sampled rows; the published figure is that of the method and temperature."""
-    found = paper(capsys, "v1-table2", *questions, *ONCE, "--temperature", "0,0.5")
+    found = paper("v1-table2", *questions, *ONCE, "--temperature", "0,0.5")
     (measured,) = found["paper"]["measured"]
     cells = columns(measured, "method", "accept", "T", "over greedy", "published")
     drafted = {row[1:3]: row[3:] for row in cells if row[0] == "redrafter"}
@@ -139,7 +131,7 @@ def test_a_speed_over_greedy_decoding_is_paired_with_the_published_one(
 
 
 def test_accuracy_at_the_last_position_is_that_of_the_kept_weights(
-    capsys: pytest.CaptureFixture[str], questions: list[str], tmp_path: Path
+    paper: Paper, questions: list[str], tmp_path: Path
 ) -> None:
     """It is read from the logs of the drafters' training; a drafter without a log has none."""
     folders = [trained_folder(tmp_path / name, "target", 0.001) for name in "abc"]
@@ -149,22 +141,18 @@ def test_accuracy_at_the_last_position_is_that_of_the_kept_weights(
                                                              (2, 0.0625, False))]  # fmt: skip
         Path(folder, "metrics.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
     drafters = [word for folder in folders for word in ("--drafter", folder)]
-    found = paper(capsys, "v1-figure4", *questions, *ONCE, *drafters, "--beam-width", "2")
+    found = paper("v1-figure4", *questions, *ONCE, *drafters, "--beam-width", "2")
     (measured,) = found["paper"]["measured"]
     assert columns(measured, "accuracy") == [("12.5%",), ("25.0%",), ("",)]
     assert "accuracy over 2 drafters" in measured["note"]
     assert "last draft accepted over 3 drafters" in measured["note"]
 
 
-def test_a_table_of_a_server_shows_the_published_figures_alone(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main.run(["bench", "--paper", "review-table2"]) == 0
-    out = capsys.readouterr().out
+def test_a_table_of_a_server_shows_the_published_figures_alone(cli: CommandLine) -> None:
+    out = cli.out("bench", "--paper", "review-table2")
     assert "20.04" in out
     assert "bench serve" in out
-    assert main.run(["bench", "--paper", "review-table2", "--limit", "1"]) == 1
-    assert "--limit" in capsys.readouterr().err
+    assert "--limit" in cli.error("bench", "--paper", "review-table2", "--limit", "1")
 
 
 def test_a_drafter_knows_the_folder_that_it_was_loaded_from(tmp_path: Path) -> None:

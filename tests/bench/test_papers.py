@@ -9,15 +9,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from bench_samples import DRAFTED, answer
-from paper_samples import (  # noqa: F401
-    SOURCE,
-    columns,
-    loader,
-    paper,
-    questions,
-    tiny_redrafter,
-    trained_folder,
-)
+from command_line import CommandLine
+from paper_samples import SOURCE, Paper, columns, loader, tiny_redrafter, trained_folder  # noqa: F401
 
 from redrafter_mlx.bench.analyse.grid import grids
 from redrafter_mlx.bench.analyse.summary import summarise
@@ -67,11 +60,9 @@ def test_the_total_of_a_batch_is_its_requests_times_one() -> None:
         assert total == (each if each == "OOM" else round(float(each or 0) * int(requests or 0), 2))
 
 
-def test_the_macs_protocol_asks_one_question_in_every_shape(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_macs_protocol_asks_one_question_in_every_shape(paper: Paper) -> None:
     """Options of the command line override the table's, even if they are `bench`'s defaults."""
-    found = paper(capsys, "table2", "--beam-width", "1..2", "--max-tokens", "6", "-r", "1",
+    found = paper("table2", "--beam-width", "1..2", "--max-tokens", "6", "-r", "1",
                   "--warmup", "0", "--dtype", "float32")  # fmt: skip
     (result,) = found["results"]
     assert result["protocol"]["asked"] == 1
@@ -85,7 +76,7 @@ def test_the_macs_protocol_asks_one_question_in_every_shape(
 
 
 def test_methods_are_every_drafter_that_is_here_by_the_questions_category(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    paper: Paper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The categories of AlpacaEval are the values of its key `dataset`."""
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
@@ -96,7 +87,7 @@ def test_methods_are_every_drafter_that_is_here_by_the_questions_category(
         {"instruction": "two", "dataset": "vicuna"},
     ]
     path.write_text(json.dumps(asked))
-    found = paper(capsys, "table1", "--questions", str(path), "--max-tokens", "6",
+    found = paper("table1", "--questions", str(path), "--max-tokens", "6",
                   "--drafter", "trained")  # fmt: skip
     (measured,) = found["paper"]["measured"]
     assert columns(measured, "questions", "asked") == [
@@ -107,17 +98,17 @@ def test_methods_are_every_drafter_that_is_here_by_the_questions_category(
 
 
 def test_an_option_wins_though_it_says_what_bench_does_without_it(
-    capsys: pytest.CaptureFixture[str], questions: list[str]
+    paper: Paper, questions: list[str]
 ) -> None:
     line = ["table2", "--beam-width", "1", "--beam-length", "2", *questions, "--repeats", "3"]
-    found = paper(capsys, *line, "--max-tokens", "128", "--limit", "1", "--temperature", "0")
+    found = paper(*line, "--max-tokens", "128", "--limit", "1", "--temperature", "0")
     assert found["results"][0]["protocol"]["max_tokens"] == 128
 
 
 def test_merging_is_counted_beside_candidates_that_are_verified_separately(
-    capsys: pytest.CaptureFixture[str], questions: list[str]
+    paper: Paper, questions: list[str]
 ) -> None:
-    found = paper(capsys, "figure6", *questions, "--beam-width", "6,70")
+    found = paper("figure6", *questions, "--beam-width", "6,70")
     (measured,) = found["paper"]["measured"]
     rows = {(W, p): (float(before), float(n)) for W, p, before, n in columns(
         measured, "W", "prefixes", "tokens in beams", "median")}  # fmt: skip
@@ -155,9 +146,9 @@ def test_a_texts_likelihood_is_that_of_its_tokens_one_by_one() -> None:
 
 
 def test_acceptance_methods_are_crossed_with_their_own_axes_alone(
-    capsys: pytest.CaptureFixture[str], questions: list[str]
+    paper: Paper, questions: list[str]
 ) -> None:
-    found = paper(capsys, "v1-table2", *questions, "--temperature", "0,1", "--delta", "0.3")
+    found = paper("v1-table2", *questions, "--temperature", "0,1", "--delta", "0.3")
     (measured,) = found["paper"]["measured"]
     drafted = [row[1:] for row in columns(measured, "method", "accept", "T", "epsilon", "delta")
                if row[0] == "redrafter"]  # fmt: skip
@@ -171,22 +162,21 @@ def test_acceptance_methods_are_crossed_with_their_own_axes_alone(
 
 @pytest.mark.parametrize("table", ["v1-table2", "assistant"])
 def test_what_one_rank_alone_would_compute_is_refused_under_a_launch(
-    table: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    table: str, cli: CommandLine, monkeypatch: pytest.MonkeyPatch,
     questions: list[str],
 ) -> None:  # fmt: skip
     monkeypatch.setenv("MLX_RANK", "0")
     monkeypatch.setenv("MLX_HOSTFILE", "hosts.json")
-    assert main.run(["bench", "--paper", table, *questions, "--drafter", "x"]) == 1
-    out, err = capsys.readouterr()
+    out, err = cli.run("bench", "--paper", table, *questions, "--drafter", "x", status=1)
     assert (out, err.count("\n")) == ("", 1)
     assert "mlx.launch" in err or "ranks" in err
 
 
 def test_requests_at_once_have_prompts_and_answers_of_the_lengths_asked_for(
-    capsys: pytest.CaptureFixture[str], questions: list[str]
+    paper: Paper, questions: list[str]
 ) -> None:
     """Even if the model would end some answers earlier."""
-    found = paper(capsys, "speculators-table1", *questions, "--prompt-tokens", "9,30",
+    found = paper("speculators-table1", *questions, "--prompt-tokens", "9,30",
                   "--batch-size", "1,2", "--beam-width", "2", "--max-tokens", "40")  # fmt: skip
     (measured,) = found["paper"]["measured"]
     cases = columns(measured, "prompt tokens", "requests")
@@ -230,7 +220,7 @@ def test_answers_are_as_long_as_asked_if_their_end_is_ignored(
 
 
 def test_prompts_and_answers_that_the_context_cannot_hold_are_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, questions: list[str]
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch, questions: list[str]
 ) -> None:
     def short(*_: object, **__: object) -> Redrafter:
         made = tiny_redrafter()
@@ -239,8 +229,7 @@ def test_prompts_and_answers_that_the_context_cannot_hold_are_refused(
 
     monkeypatch.setattr(options, "load_model", short)
     line = ["bench", *questions, "-r", "1", "--beam-width", "1", "--beam-length", "2"]
-    assert main.run([*line, "--prompt-tokens", "55"]) == 1
-    assert "context of 60" in capsys.readouterr().err
+    assert "context of 60" in cli.error(*line, "--prompt-tokens", "55")
     assert main.run([*line, "--prompt-tokens", "54", "--limit", "1"]) == 0
 
 
@@ -258,10 +247,10 @@ def test_accepted_drafts_are_counted_where_their_step_began() -> None:
 
 
 def test_tokens_a_second_are_measured_over_batch_sizes_for_no_drafts_and_several_beams(
-    capsys: pytest.CaptureFixture[str], questions: list[str]
+    paper: Paper, questions: list[str]
 ) -> None:
     """Each and in total; of the sizes, those that there are prompts for."""
-    found = paper(capsys, "v1-figure6a", *questions)
+    found = paper("v1-figure6a", *questions)
     (measured,) = found["paper"]["measured"]
     cases = set(columns(measured, "W", "requests"))
     assert cases == {(W, n) for W in ("mlx-lm", "no drafts", "auto", "1", "4", "16")
@@ -280,30 +269,30 @@ def test_expected_tokens_are_those_of_drafts_that_fail_independently() -> None:
 
 
 def test_drafters_are_told_apart_by_how_they_were_trained(
-    capsys: pytest.CaptureFixture[str], questions: list[str], tmp_path: Path
+    paper: Paper, questions: list[str], tmp_path: Path
 ) -> None:
     """By their options files; published figures appear in the rows with the same labels."""
     given, own = (trained_folder(tmp_path / labels, labels, rate)
                   for labels, rate in (("data", 0.001), ("target", 0.004)))  # fmt: skip
     line = [*questions, "--limit", "1", "--drafter", given, "--drafter", own, "--warmup", "0"]
-    found = paper(capsys, "table4", *line, "--beam-width", "2,16", "--max-tokens", "3")
+    found = paper("table4", *line, "--beam-width", "2,16", "--max-tokens", "3")
     (measured,) = found["paper"]["measured"]
     assert columns(measured, "drafter", "labels", "W", "published") == [
         (given, "data", "2", "1.52x, 2.31"), (given, "data", "16", "1.80x, 2.87"),
         (own, "target", "2", "1.60x, 2.50"), (own, "target", "16", "1.92x, 3.09"),
     ]  # fmt: skip
-    found = paper(capsys, "v1-figure4", *line, "--beam-width", "2", "--max-tokens", "3")
+    found = paper("v1-figure4", *line, "--beam-width", "2", "--max-tokens", "3")
     (measured,) = found["paper"]["measured"]
     rates = columns(measured, "form", "learning rate")
     assert rates == [("recurrent", "0.001"), ("recurrent", "0.004")]
 
 
 def test_a_draft_models_expected_speedup_follows_from_its_acceptance_and_its_cost(
-    capsys: pytest.CaptureFixture[str], questions: list[str]
+    paper: Paper, questions: list[str]
 ) -> None:
     """It follows by the formula from the rounded figures in its row."""
     line = [*questions, "--drafter", "x", "--beam-length", "3", "--temperature", "0,1"]
-    found = paper(capsys, "assistant", *line, "--warmup", "0")
+    found = paper("assistant", *line, "--warmup", "0")
     (measured,) = found["paper"]["measured"]
     cases = columns(measured, "T", "accept", "drafts")
     assert cases == [("0", "greedy", "2"), ("1", "rejection", "2")]
@@ -323,7 +312,7 @@ def test_a_correlation_needs_three_drafters() -> None:
 
 
 def test_accuracy_by_position_is_read_from_a_runs_log(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    paper: Paper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its folder may be in the home folder."""
     quality = {"tokens_per_step": {"1": 1.4}, "accepted": {"1": [0.3]}, "best": True}
@@ -335,7 +324,7 @@ def test_accuracy_by_position_is_read_from_a_runs_log(
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
     monkeypatch.setenv("HOME", str(tmp_path.parent))
     for folder in (str(tmp_path), f"~/{tmp_path.name}"):
-        found = paper(capsys, "v1-figure3", "--drafter", folder)
+        found = paper("v1-figure3", "--drafter", folder)
         (measured,) = found["paper"]["measured"]
         assert measured["rows"] == [[folder, "2", "5.125", "62.5% / 50.0%", "37.5% / 25.0%"]]
 
@@ -360,10 +349,6 @@ def test_accuracy_by_position_is_read_from_a_runs_log(
     ],
 )
 def test_a_table_that_cannot_be_measured_is_refused_in_one_line(
-    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], named: str, cli: CommandLine
 ) -> None:
-    assert main.run(["bench", *arguments]) in (1, 2)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert named in err
+    assert named in cli.error("bench", *arguments)

@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from bench_runs import QUICK, loader, refusal  # noqa: F401
+from bench_runs import QUICK, Refusal, loader  # noqa: F401
+from command_line import CommandLine
 
 from redrafter_mlx.bench import BenchOptions
 from redrafter_mlx.bench.measure import question_sets
 from redrafter_mlx.bench.measure.question_sets import MT_BENCH, SPEC_BENCH, questions_of
 from redrafter_mlx.bench.measure.questions import Question
-from redrafter_mlx.cli import main
 from redrafter_mlx.errors import BadInputError, DownloadError
 
 LINE = '{"question_id": 81, "category": "writing", "turns": ["Compose", "Rewrite"]}\n'
 ASKED = Question("Compose", "writing", 81, ("Rewrite",))
-
 
 PREPARING = (
     "prepare_data.py --dataset speed --config qualitative", "NVIDIA/Model-Optimizer",
@@ -146,16 +145,14 @@ def test_a_name_of_no_file_and_no_set_is_refused_with_the_sets() -> None:
         questions_of("my-bench")
 
 
-def test_speed_bench_by_name_is_refused_with_the_way_to_prepare_it(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    error = refusal(capsys, "--questions", "speed-bench")
+def test_speed_bench_by_name_is_refused_with_the_way_to_prepare_it(refusal: Refusal) -> None:
+    error = refusal("--questions", "speed-bench")
     assert "cannot be fetched" in error
     assert all(part in error for part in PREPARING)
 
 
 def test_placeholders_of_speed_bench_are_counted_and_never_asked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, refusal: Refusal
 ) -> None:
     gone = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
     file = speed_bench(
@@ -163,7 +160,7 @@ def test_placeholders_of_speed_bench_are_counted_and_never_asked(
         coding=["Sort a list."], math=[gone], qa=[f"{gone}\n\nSum up: {{article}}"],
         roleplay=["Be a king.", gone], rag=[f"\nAnswer by this text: {gone}"],
     )  # fmt: skip
-    error = refusal(capsys, "--questions", str(file))
+    error = refusal("--questions", str(file))
     assert "speed.jsonl" in error
     assert "4 questions" in error
     assert all(part in error for part in PREPARING)
@@ -171,10 +168,10 @@ def test_placeholders_of_speed_bench_are_counted_and_never_asked(
 
 @pytest.mark.parametrize("name", ["test.parquet", "test", "test.jsonl"])
 def test_a_parquet_file_is_refused_with_the_way_to_convert_it(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, refusal: Refusal
 ) -> None:
     (tmp_path / name).write_bytes(b"PAR1\x15\x04\xff\xfePAR1")
-    error = refusal(capsys, "--questions", str(tmp_path / name))
+    error = refusal("--questions", str(tmp_path / name))
     assert f"{name} is a Parquet file" in error
     assert all(part in error for part in PREPARING[2:])
 
@@ -183,15 +180,13 @@ def test_a_parquet_file_is_refused_with_the_way_to_convert_it(
     "categories", [("coding", "math"), ("low_entropy", "mixed", "high_entropy")]
 )
 def test_prepared_questions_of_speed_bench_are_measured_by_category(
-    categories: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    categories: tuple[str, ...], tmp_path: Path, cli: CommandLine
 ) -> None:
     """The categories of its qualitative questions, or of those that measure throughput."""
     asked = {category: [f"Say {category}.", "Again."] for category in categories}
     file = speed_bench(tmp_path / "speed.jsonl", **asked)
     given = ["bench", *QUICK[3:], "--questions", str(file)]
-    assert main.run([*given, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    rows = cli.json(*given, "--json")["rows"]
     assert {row["category"] for row in rows} == {"all", *categories}
-    assert main.run(given) == 0
-    table = capsys.readouterr().out.partition("By category")[2]
+    table = cli.out(*given).partition("By category")[2]
     assert all(category in table for category in categories)

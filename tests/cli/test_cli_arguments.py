@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from command_line import CommandLine
 
 from redrafter_mlx.cli import main, options, serve
 from redrafter_mlx.cli.train import screen as train_screen
@@ -56,15 +57,12 @@ def test_the_first_argument_of_a_command_is_its_model(
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_model_may_be_an_option_instead_but_not_as_well(
-    command: str, found: list[str | None], capsys: pytest.CaptureFixture[str]
+    command: str, found: list[str | None], cli: CommandLine
 ) -> None:
     message = ["-p", "hello"] if command == "generate" else []
     main.run([command, *message, "-m", "org/other"])
     assert found == ["org/other"]
-    capsys.readouterr()
-    assert main.run([command, "org/some-model", *message, "--model", "org/other"]) == 1
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
+    error = cli.error(command, "org/some-model", *message, "--model", "org/other")
     assert "org/some-model" in error
     assert "org/other" in error
     assert found == ["org/other"]
@@ -79,28 +77,23 @@ def test_a_message_by_its_option_leaves_the_first_argument_to_the_model(
 
 
 def test_a_message_without_a_model_is_refused_by_name(
-    found: list[str | None], capsys: pytest.CaptureFixture[str]
+    found: list[str | None], cli: CommandLine
 ) -> None:
-    assert main.run(["generate", "Why is the sky blue?"]) == 2
-    error = capsys.readouterr().err
+    error = cli.error("generate", "Why is the sky blue?", status=2)
     assert "'Why is the sky blue?' is taken as the model" in error
     assert "-p TEXT" in error
     assert found == []
 
 
 def test_bench_serve_is_a_command_beside_the_model_of_bench(
-    found: list[str | None], capsys: pytest.CaptureFixture[str]
+    found: list[str | None], cli: CommandLine
 ) -> None:
-    assert main.run(["bench", "serve", "--url", "no-url"]) == 1
-    assert "no-url" in capsys.readouterr().err
-    assert main.run(["bench", "serve", "--help"]) == 0
-    assert "--users" in capsys.readouterr().out
+    assert "no-url" in cli.error("bench", "serve", "--url", "no-url")
+    assert "--users" in cli.out("bench", "serve", "--help")
     assert found == []
 
 
-def test_what_a_report_says_of_its_command_has_the_model(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_a_report_says_of_its_command_has_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """`bench` is handed what the command line sets, however it was set."""
     given: list[object] = []
     monkeypatch.setattr("redrafter_mlx.cli.bench.run.run", lambda *got: given.append(got[-1]))

@@ -8,13 +8,14 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from command_line import CommandLine
 from screens import FakeToken, Screen
 
 from redrafter_mlx.cli import generate, main, options
@@ -44,24 +45,14 @@ class FakeModel:
         self.asked: list[tuple[generate.Prompt, bool, GenerationOptions | None]] = []
 
     def stream(
-        self,
-        prompt: generate.Prompt,
-        *,
-        raw: bool = False,
-        options: GenerationOptions | None = None,
-        on_prefill: Callable[[int, int], None] | None = None,
+        self, prompt: generate.Prompt, *, options: GenerationOptions, raw: bool, **_: object
     ) -> Generator[FakeToken, None, None]:
-        del on_prefill
         self.asked.append((prompt, raw, options))
         yield FakeToken("[red]an\x1b", 1)
         yield FakeToken("swer", 2, "stop")
 
     def generate(
-        self,
-        prompt: generate.Prompt,
-        *,
-        raw: bool = False,
-        options: GenerationOptions | None = None,
+        self, prompt: generate.Prompt, *, options: GenerationOptions, raw: bool
     ) -> Completion:
         self.asked.append((prompt, raw, options))
         return FAKE
@@ -85,22 +76,16 @@ def shell(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[by
 # generate
 
 
-def test_text_goes_to_stdout_and_statistics_to_stderr(
-    model: FakeModel, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.run(["generate", "-p", "Hi"]) == 0
-    out, err = capsys.readouterr()
+def test_text_goes_to_stdout_and_statistics_to_stderr(model: FakeModel, cli: CommandLine) -> None:
+    out, err = cli.run("generate", "-p", "Hi")
     assert out == "[red]an\x1bswer\n"
     note, statistics = err.splitlines()
     assert note == model.drafter_note
     assert statistics.startswith("2 tokens · 14.2 tok/s · 2.31 tokens/step · prompt 7 tokens")
 
 
-def test_json_is_one_line_of_ascii_with_every_field(
-    model: FakeModel, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.run(["generate", "-p", "Hi", "--json"]) == 0
-    out, _ = capsys.readouterr()
+def test_json_is_one_line_of_ascii_with_every_field(model: FakeModel, cli: CommandLine) -> None:
+    out, _ = cli.run("generate", "-p", "Hi", "--json")
     assert out.count("\n") == 1
     assert out.strip().isprintable()
     assert json.loads(out) == asdict(FAKE)
@@ -169,21 +154,12 @@ def test_stdin_is_the_prompt_and_raw_takes_it_to_the_letter(
     ],
 )
 def test_bad_input_is_refused_in_one_line(
-    arguments: list[str],
-    named: str,
-    status: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
+    arguments: list[str], named: str, status: int, monkeypatch: pytest.MonkeyPatch,
+    cli: CommandLine, tmp_path: Path,
+) -> None:  # fmt: skip
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert main.run(arguments) == status
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert len(err.splitlines()) == 1
-    assert err.startswith("error: ")
-    assert named in err
+    assert named in cli.error(*arguments, status=status)
 
 
 def test_stdin_that_is_not_text_is_refused() -> None:
@@ -257,23 +233,19 @@ COMMANDS = [str(c.name) for c in main.app.registered_commands]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run([command, "--help"]) == 0
-    assert "Usage" in capsys.readouterr().out
+def test_every_command_has_help(command: str, cli: CommandLine) -> None:
+    assert "Usage" in cli.out(command, "--help")
 
 
-def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["--version"]) == 0
-    assert capsys.readouterr().out == f"redrafter-mlx {__version__}\n"
+def test_version_is_the_packages(cli: CommandLine) -> None:
+    assert cli.out("--version") == f"redrafter-mlx {__version__}\n"
 
 
 # doctor, list, show
 
 
-def test_doctor_names_the_machine_and_every_cache(capsys: pytest.CaptureFixture[str]) -> None:
-    status = main.run(["doctor", "--json"])
-    report = json.loads(capsys.readouterr().out)
-    assert status == 0
+def test_doctor_names_the_machine_and_every_cache(cli: CommandLine) -> None:
+    report = cli.json("doctor", "--json")
     assert set(report) == {
         "system", "packages", "mlx", "memory", "model", "hub cache", "our cache",
         "learning", "problems",
@@ -284,31 +256,28 @@ def test_doctor_names_the_machine_and_every_cache(capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize(("exact", "named"), [(True, "float32"), (False, "MLX_ENABLE_TF32")])
 def test_doctor_names_the_precision_of_float32_products(
-    exact: bool, named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    exact: bool, named: str, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     monkeypatch.setattr("redrafter_mlx.runtime.device.float32_is_exact", lambda: exact)
-    assert main.run(["doctor", "--json"]) == 0
-    assert named in json.loads(capsys.readouterr().out)["mlx"]["float32"]
+    assert named in cli.json("doctor", "--json")["mlx"]["float32"]
 
 
 def test_doctor_names_what_is_missing_and_its_remedy(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: CommandLine
 ) -> None:
     """A missing model can be downloaded, so the exit status is 0."""
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "none"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert main.run(["doctor"]) == 0
-    out = capsys.readouterr().out
+    out = cli.out("doctor")
     assert "problem: smollm2-135m" in out
     assert "remedy: redrafter-mlx pull" in out
 
 
 def test_doctor_fails_only_when_nothing_can_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlx_lm", None)
-    assert main.run(["doctor"]) == 1
-    out = capsys.readouterr().out
+    out = cli.run("doctor", status=1).out
     assert "unusable: MLX" in out
     assert "pip install 'mlx-lm" in out
 
@@ -344,9 +313,7 @@ def test_versions_beyond_those_that_are_needed_are_a_problem(
     assert "0.32.1" in found.remedy
 
 
-def test_a_doctors_section_that_breaks_is_itself_a_finding(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_doctors_section_that_breaks_is_itself_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: doctor.Report) -> doctor.Facts:
         raise ValueError("odd")
 
@@ -357,29 +324,26 @@ def test_a_doctors_section_that_breaks_is_itself_a_finding(
 
 
 def test_doctor_reports_an_unknown_cache_folder(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     monkeypatch.setenv("REDRAFTER_CACHE", "~nobody-of-that-name/cache")
-    assert main.run(["doctor", "--json"]) == 0
-    problems = json.loads(capsys.readouterr().out)["problems"]
+    problems = cli.json("doctor", "--json")["problems"]
     (found,) = (p for p in problems if "~nobody-of-that-name" in p["what"])
     assert found["remedy"] == "set REDRAFTER_CACHE to a folder"
 
 
 def test_doctor_shows_an_error_without_a_remedy_of_its_own_whole(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     def fail(_: str) -> None:
         raise DamagedFileError("/models/a; b.gguf is damaged; fetch it again")
 
     monkeypatch.setattr("redrafter_mlx.weights.fetching.resolve.find_local", fail)
-    assert main.run(["doctor", "--json"]) == 0
-    problems = json.loads(capsys.readouterr().out)["problems"]
+    problems = cli.json("doctor", "--json")["problems"]
     (found,) = (p for p in problems if "b.gguf" in p["what"])
     assert found["what"] == "/models/a; b.gguf is damaged; fetch it again"
     assert found["remedy"] is None
-    assert main.run(["doctor"]) == 0
-    assert "remedy: None" not in capsys.readouterr().out
+    assert "remedy: None" not in cli.out("doctor")
 
 
 def test_one_of_a_thing_is_singular() -> None:
@@ -389,14 +353,12 @@ def test_one_of_a_thing_is_singular() -> None:
 
 
 def test_list_and_show_need_no_network_and_name_the_remedy(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: CommandLine
 ) -> None:
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert main.run(["list"]) == 0
-    assert "vicuna-7b" in capsys.readouterr().out
-    assert main.run(["show", "vicuna-7b"]) == 0
-    assert "redrafter-mlx pull vicuna-7b" in capsys.readouterr().out
+    assert "vicuna-7b" in cli.out("list")
+    assert "redrafter-mlx pull vicuna-7b" in cli.out("show", "vicuna-7b")
 
 
 def test_a_narrow_terminal_costs_no_column_of_a_list(
@@ -416,23 +378,21 @@ def test_a_narrow_terminal_costs_no_column_of_a_list(
 
 
 def test_drafters_below_the_home_folder_are_shown_so(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: CommandLine
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     mine = ListedDrafter(f"{tmp_path}/mine", "Medusa", None, None, tmp_path / "mine")
     monkeypatch.setattr("redrafter_mlx.drafting.files.installed.list_drafters", lambda *_: [mine])
-    assert main.run(["drafters", "org/model"]) == 0
-    assert "~/mine " in capsys.readouterr().out
+    assert "~/mine " in cli.out("drafters", "org/model")
 
 
-def test_drafters_of_a_drafter_names_its_target(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["drafters", str(SHIPPED)]) == 1
-    said = capsys.readouterr().err
+def test_drafters_of_a_drafter_names_its_target(cli: CommandLine) -> None:
+    said = cli.error("drafters", SHIPPED)
     assert said.endswith("are listed by `redrafter-mlx drafters smollm2-135m`\n")
 
 
 def test_show_says_that_a_model_on_disk_cannot_be_a_target(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli: CommandLine
 ) -> None:
     gpt2 = {
         "model_type": "gpt2", "vocab_size": 64, "n_ctx": 64, "n_embd": 16, "n_head": 2,
@@ -442,8 +402,7 @@ def test_show_says_that_a_model_on_disk_cannot_be_a_target(
     (tmp_path / "config.json").write_text(json.dumps(gpt2))
     (tmp_path / "tokenizer.json").write_text("{}")
     mx.save_safetensors(str(tmp_path / "model.safetensors"), {"weight": mx.zeros(4)})
-    assert main.run(["show", str(tmp_path)]) == 0
-    (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("unsupported"))
+    (line,) = (x for x in cli.out("show", tmp_path).splitlines() if x.startswith("unsupported"))
     assert "rotary" in line
 
 
@@ -482,7 +441,7 @@ def test_an_interrupted_answer_ends_its_line_and_the_stream(
     streams: list[Generator[FakeToken, None, None]] = []
 
     def stream(*_: object, **__: object) -> Generator[FakeToken, None, None]:
-        streams.append(FakeModel.stream(model, "x"))
+        streams.append(FakeModel.stream(model, "x", options=GenerationOptions(), raw=False))
         return streams[-1]
 
     honest = Terminal.write
@@ -501,22 +460,18 @@ def test_an_interrupted_answer_ends_its_line_and_the_stream(
 
 
 def test_a_length_limit_is_named_in_the_statistics(
-    model: FakeModel, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: FakeModel, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = replace(FakeToken("x", 2), finish_reason="length")
     monkeypatch.setattr(model, "stream", lambda *_, **__: (t for t in (last,)))
     for limit, named in (("2", "--max-tokens"), ("3", "context")):
-        assert main.run(["generate", "-p", "x", "--max-tokens", limit]) == 0
-        assert named in capsys.readouterr().err
+        assert named in cli.run("generate", "-p", "x", "--max-tokens", limit).err
 
 
-def test_the_statistics_name_a_lossy_method(
-    model: FakeModel, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.run(["generate", "-p", "Hi", "--temperature", "1", "--accept", "typical"]) == 0
-    assert "typical (not lossless)" in capsys.readouterr().err
-    assert main.run(["generate", "-p", "Hi", "--temperature", "1", "--accept", "rejection"]) == 0
-    assert "lossless" not in capsys.readouterr().err
+def test_the_statistics_name_a_lossy_method(model: FakeModel, cli: CommandLine) -> None:
+    line = ("generate", "-p", "Hi", "--temperature", "1", "--accept")
+    assert "typical (not lossless)" in cli.run(*line, "typical").err
+    assert "lossless" not in cli.run(*line, "rejection").err
     assert len(model.asked) == 2
 
 

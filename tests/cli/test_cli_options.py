@@ -8,6 +8,7 @@ from typing import Annotated
 
 import pytest
 import typer
+from command_line import CommandLine
 from typer.testing import CliRunner
 
 from redrafter_mlx.cli import main, serve
@@ -123,19 +124,10 @@ def test_a_whole_number_may_be_typed_with_its_multiple(typed: str, number: int) 
 
 
 @pytest.mark.parametrize("typed", ["a", "", "1.5", "24XB", "1e-3", "G", "1 2", "nan", "1e999"])
-def test_what_is_no_whole_number_is_refused_by_its_option(
-    typed: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.run(["show", "qwen3-8b", f"--context={typed}"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
+def test_what_is_no_whole_number_is_refused_by_its_option(typed: str, cli: CommandLine) -> None:
+    error = cli.error("show", "qwen3-8b", f"--context={typed}", status=2)
     assert "'--context'" in error
-    assert "less than 1" in main_error(capsys, "--context=0")
-
-
-def main_error(capsys: pytest.CaptureFixture[str], option: str) -> str:
-    assert main.run(["show", "qwen3-8b", option]) == 2
-    return capsys.readouterr().err
+    assert "less than 1" in cli.error("show", "qwen3-8b", "--context=0", status=2)
 
 
 def test_a_size_in_other_units_is_converted_to_the_options_own(

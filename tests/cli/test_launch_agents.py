@@ -16,12 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("starlette", reason="needs the extra `serve`")
-
 from places import SUPPORT
 from scripted import Scripted
-from serving import host, running, wait_until_ready
+from serving import ready, running, wait_until_ready
 
 from redrafter_mlx.cli import main
 from redrafter_mlx.cli.launch.agents import AGENTS
@@ -64,8 +61,7 @@ def launch(programs: Path, capfd: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with running(host(Scripted(context=4096)), api_key="se cret") as url:
-        wait_until_ready(url)
+    with ready(Scripted(context=4096), api_key="se cret") as url:
         yield url
 
 
@@ -128,8 +124,7 @@ def test_the_lines_by_hand_do_the_same(
 ) -> None:
     """With a shell that has the key in its variable."""
     if key is None:
-        with running(host(Scripted(context=4096))) as open_url:
-            wait_until_ready(open_url)
+        with ready(Scripted(context=4096)) as open_url:
             _, started, shown = launch(name, "--port", open_url.rpartition(":")[2], "--", "a b")
     else:
         port = url.rpartition(":")[2]

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from command_line import CommandLine
 from learning_samples import append_many, chained_target, keep_chains
 
 from redrafter_mlx.cli import main
@@ -37,41 +38,33 @@ def learned(folder: LearningFolder, newest: float) -> None:
 
 
 def test_status_says_how_much_is_kept_and_what_was_learned(
-    folder: LearningFolder, capsys: pytest.CaptureFixture[str]
+    folder: LearningFolder, cli: CommandLine
 ) -> None:
-    assert main.run(["learn", "--status"]) == 0
-    out = capsys.readouterr().out
+    out = cli.out("learn", "--status")
     assert "5 (" in out
     assert "5 of them new" in out
     assert "none yet" in out
     assert str(folder.path) in out
     learned(folder, newest=3.0)
-    assert main.run(["learn", "tiny", "--status"]) == 0
-    out = capsys.readouterr().out
+    out = cli.out("learn", "tiny", "--status")
     assert "2 of them new" in out
     assert "2.00 -> 2.50 tokens/step (+25.0%)" in out
     assert "version 0001" in out
 
 
-def test_undo_goes_back_and_says_to_what(
-    folder: LearningFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_undo_goes_back_and_says_to_what(folder: LearningFolder, cli: CommandLine) -> None:
     learned(folder, newest=3.0)
-    assert main.run(["learn", "--undo"]) == 0
-    assert "began with" in capsys.readouterr().out
+    assert "began with" in cli.out("learn", "--undo")
     assert not folder.current.exists()
-    assert main.run(["learn", "--undo"]) == 1
-    assert "nothing to undo" in capsys.readouterr().err
+    assert "nothing to undo" in cli.error("learn", "--undo")
 
 
-def test_forget_leaves_nothing(folder: LearningFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_forget_leaves_nothing(folder: LearningFolder, cli: CommandLine) -> None:
     learned(folder, newest=3.0)
-    assert main.run(["learn", "--forget"]) == 0
-    assert "removed" in capsys.readouterr().out
+    assert "removed" in cli.out("learn", "--forget")
     assert [*folder.path.parent.rglob("*")] == []
     for option in ("--forget", "--status"):
-        assert main.run(["learn", option]) == 0
-        assert "nothing is kept" in capsys.readouterr().out
+        assert "nothing is kept" in cli.out("learn", option)
 
 
 @pytest.mark.parametrize(
@@ -85,49 +78,40 @@ def test_forget_leaves_nothing(folder: LearningFolder, capsys: pytest.CaptureFix
     ],
 )
 def test_a_mistake_is_one_line_and_changes_nothing(
-    folder: LearningFolder, capsys: pytest.CaptureFixture[str], arguments: list[str], named: str
+    folder: LearningFolder, cli: CommandLine, arguments: list[str], named: str
 ) -> None:
     before = sorted(folder.path.rglob("*"))
-    assert main.run(["learn", *arguments]) == 1
-    err = capsys.readouterr().err
-    assert named in err
-    assert err.count("\n") == 1
+    assert named in cli.error("learn", *arguments)
     assert sorted(folder.path.rglob("*")) == before
 
 
 def test_a_run_says_what_it_brought_and_a_second_one_that_nothing_is_new(
-    folder: LearningFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: LearningFolder, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = chained_target()
     folder.forget()
     keep_chains(loaded)
     monkeypatch.setattr(target, "load_target", lambda *_, **__: loaded)
-    assert main.run(["learn", "tiny", "--minutes", "0.1"]) == 0
-    out = capsys.readouterr().out
+    out = cli.out("learn", "tiny", "--minutes", "0.1")
     assert "tokens/step" in out
     assert "version 0001 is used from the next start on" in out
-    assert main.run(["learn", "tiny"]) == 0
-    assert "no answer was kept since" in capsys.readouterr().out
+    assert "no answer was kept since" in cli.out("learn", "tiny")
     assert main.run(["learn", "tiny", "--undo"]) == 0
 
 
-def test_a_plot_of_the_runs_is_drawn(
-    folder: LearningFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plot_of_the_runs_is_drawn(folder: LearningFolder, cli: CommandLine) -> None:
     pytest.importorskip("matplotlib")
     learned(folder, newest=3.0)
     record_run(folder, LearningRun(2e9, 9, 70, 60.0, (2.5, 2.4)))
-    assert main.run(["learn", "tiny", "--plot"]) == 0
-    path = Path(capsys.readouterr().out.strip())
+    path = Path(cli.out("learn", "tiny", "--plot").strip())
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_entry_for_cron_is_one_line_that_a_shell_can_read(
-    folder: LearningFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: LearningFolder, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     monkeypatch.setattr("sys.platform", "linux")
-    assert main.run(["learn", "a model", "--at-night", "--minutes", "20"]) == 0
-    captured = capsys.readouterr()
+    captured = cli.run("learn", "a model", "--at-night", "--minutes", "20")
     (line,) = captured.out.splitlines()
     assert "crontab -e" in captured.err
     *when, command = line.split(" ", 5)
@@ -163,12 +147,11 @@ def test_a_mac_learns_while_it_is_idle_and_on_mains_power(
 
 
 def test_doctor_and_a_chat_say_how_far_along_it_is(
-    folder: LearningFolder, capsys: pytest.CaptureFixture[str]
+    folder: LearningFolder, cli: CommandLine
 ) -> None:
     assert summary(folder) == "5 answers kept, none learned from yet"
     learned(folder, newest=3.0)
     learned(folder, newest=4.0)
     assert "2.00 -> 2.50 tokens/step (+25.0%)" in summary(folder)
-    main.run(["doctor"])
-    lines = capsys.readouterr().out.splitlines()
+    lines = cli.out("doctor").splitlines()
     assert ["tiny", summary(folder)] in [line.split(maxsplit=1) for line in lines]

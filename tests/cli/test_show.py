@@ -7,10 +7,12 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from command_line import CommandLine
 from hybrids import HYBRIDS, hybrid_model
 from tiny import HIDDEN, VOCAB
 from weights_samples import (
@@ -24,7 +26,6 @@ from weights_samples import (
     write_gguf,
 )
 
-from redrafter_mlx.cli import main
 from redrafter_mlx.drafting.published.heads.medusa import MedusaConfig, MedusaNetwork, save_medusa
 from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.target_model.model import Target
@@ -35,11 +36,18 @@ from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY
 HEAVY = ("mlx", "mlx.core", "mlx_lm", "transformers", "httpx")
 
 
-def shown(capsys: pytest.CaptureFixture[str], name: Path | str, *options: str) -> dict[str, str]:
-    """Return the lines of `show` by their labels."""
-    assert main.run(["show", str(name), *options]) == 0
-    lines = (line.partition("  ") for line in capsys.readouterr().out.splitlines())
-    return {label: value.strip() for label, _, value in lines}
+Rows = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def shown(cli: CommandLine) -> Rows:
+    """The lines of `show` by their labels."""
+
+    def show(name: Path | str, *options: str) -> dict[str, str]:
+        lines = (line.partition("  ") for line in cli.out("show", name, *options).splitlines())
+        return {label: value.strip() for label, _, value in lines}
+
+    return show
 
 
 @pytest.mark.parametrize(
@@ -79,33 +87,29 @@ def test_the_machine_that_is_planned_for_is_the_one_that_mlx_finds() -> None:
     assert planned.working_set == pytest.approx(found.working_set, rel=0.05)
 
 
-def test_a_plan_is_for_no_more_than_the_models_own_context(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "context of 2,048 tokens" in shown(capsys, "vicuna-7b")["memory"]
-    assert "context of 8,192 tokens" in shown(capsys, "qwen3-8b")["memory"]
-    assert "context of 40,960 tokens" in shown(capsys, "qwen3-8b", "--context", "1M")["memory"]
+def test_a_plan_is_for_no_more_than_the_models_own_context(tmp_path: Path, shown: Rows) -> None:
+    assert "context of 2,048 tokens" in shown("vicuna-7b")["memory"]
+    assert "context of 8,192 tokens" in shown("qwen3-8b")["memory"]
+    assert "context of 40,960 tokens" in shown("qwen3-8b", "--context", "1M")["memory"]
     file = write_gguf(tmp_path / "m.gguf", gguf_metadata(), gguf_tensors(llama_model()))
-    assert "context of 128 tokens" in shown(capsys, file)["memory"]
+    assert "context of 128 tokens" in shown(file)["memory"]
     folder = write_folder(tmp_path / "folder", llama_model())
     (folder / "tokenizer.json").write_text("{}")
-    assert "context of 128 tokens" in shown(capsys, folder)["memory"]
-    assert "context of 1 token," in shown(capsys, folder, "--context", "1")["memory"] + ","
+    assert "context of 128 tokens" in shown(folder)["memory"]
+    assert "context of 1 token," in shown(folder, "--context", "1")["memory"] + ","
 
 
-def test_show_tells_whether_a_model_has_a_chat_template(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_tells_whether_a_model_has_a_chat_template(tmp_path: Path, shown: Rows) -> None:
     for template, word in (("{{ messages }}", "yes"), (None, "none")):
         metadata = gguf_metadata(tokenizer__chat_template=template)
         file = write_gguf(tmp_path / "m.gguf", metadata, gguf_tensors(llama_model()))
-        assert shown(capsys, file)["chat template"].startswith(word)
-    assert "--raw" in shown(capsys, file)["chat template"]
+        assert shown(file)["chat template"].startswith(word)
+    assert "--raw" in shown(file)["chat template"]
 
 
 @pytest.mark.parametrize("what", ["type", "architecture", "tokenizer"])
 def test_a_file_that_cannot_be_loaded_is_not_shown_to_fit(
-    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    what: str, tmp_path: Path, shown: Rows
 ) -> None:
     metadata, tensors = gguf_metadata(), gguf_tensors(llama_model())
     if what == "type":
@@ -114,36 +118,32 @@ def test_a_file_that_cannot_be_loaded_is_not_shown_to_fit(
         metadata["general.architecture"] = "gemma3"
     else:
         metadata["tokenizer.ggml.pre"] = "unheard-of"
-    rows = shown(capsys, write_gguf(tmp_path / "m.gguf", metadata, tensors))
+    rows = shown(write_gguf(tmp_path / "m.gguf", metadata, tensors))
     assert any(word in rows["unsupported"] for word in ("IQ2_S,", "gemma3", "unheard-of"))
     assert "memory" not in rows
     assert "as it is" not in rows
 
 
 def test_the_weights_of_a_gguf_file_have_its_own_name_and_their_shares(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, shown: Rows
 ) -> None:
     tensors = gguf_tensors(llama_model(), Q4_1)
     for name, tensor in gguf_tensors(llama_model(), F32).items():
         if "attn" in name:  # many, and small
             tensors[name] = tensor
     file = write_gguf(tmp_path / "m.gguf", gguf_metadata(general__file_type=15), tensors)
-    assert shown(capsys, file)["weights"].startswith("Q4_K_M (Q4_1 ")
+    assert shown(file)["weights"].startswith("Q4_K_M (Q4_1 ")
     file = write_gguf(tmp_path / "m.gguf", gguf_metadata(), gguf_tensors(llama_model(), Q4_1))
-    assert shown(capsys, file)["weights"] == "Q4_1"
+    assert shown(file)["weights"] == "Q4_1"
 
 
 @pytest.mark.parametrize(("vocabulary", "warned"), [(4096, True), (300, False)])
 def test_four_bits_of_a_model_that_is_mostly_an_embedding_are_warned_of(
-    vocabulary: int,
-    warned: bool,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+    vocabulary: int, warned: bool, tmp_path: Path, shown: Rows, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = write_folder(tmp_path / "folder", llama_model(vocabulary))
     (folder / "tokenizer.json").write_text("{}")
-    rows = shown(capsys, folder)
+    rows = shown(folder)
     assert ("prefer 8" in rows["--quantize 4"]) == warned
     assert "prefer 8" not in rows["--quantize 8"]
     with caplog.at_level(logging.WARNING), pytest.raises(Exception, match="tokenizer"):
@@ -163,16 +163,14 @@ def test_the_recurrent_state_of_a_configuration_is_as_large_as_a_sequences(name:
     assert state_bytes(config, float_bytes=4) == cache.state_bytes
 
 
-def test_show_has_the_size_of_a_recurrent_state(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_has_the_size_of_a_recurrent_state(tmp_path: Path, shown: Rows) -> None:
     write_folder(tmp_path, llama_model())
     (tmp_path / "tokenizer.json").write_text("{}")
     path = tmp_path / "config.json"
-    assert "recurrent state" not in shown(capsys, tmp_path)
+    assert "recurrent state" not in shown(tmp_path)
     config = json.loads(path.read_text())
     sizes = {"num_hidden_layers": 32, "linear_num_value_heads": 32, "linear_num_key_heads": 16,
              "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
              "full_attention_interval": 4}  # fmt: skip
     path.write_text(json.dumps({**config, "model_type": "qwen3_5", "text_config": sizes}))
-    assert shown(capsys, tmp_path)["recurrent state"].startswith("52 MB a sequence")
+    assert shown(tmp_path)["recurrent state"].startswith("52 MB a sequence")

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import CommandLine
 from train_runs import arguments, model, options_file, own_cache, prompts, unwrapped  # noqa: F401
 from waiting import wait_for
 
@@ -154,19 +155,14 @@ def test_a_killed_run_loses_a_minute_of_its_clock_at_most(tmp_path: Path) -> Non
 
 
 def test_train_hours_ends_with_a_drafter_and_resumes_as_the_same_run(
-    model: Path,
-    prompts: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    model: Path, prompts: Path, tmp_path: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is time for more passes, but the limit that is set here ends the run earlier."""
     monkeypatch.setattr(hours_module, "MAX_EPOCHS", 0.5)
     monkeypatch.setattr(Deadline, "writing_is_over", lambda _: True)  # the smallest corpus
     output = tmp_path / "drafter"
     asked = [*arguments(model, prompts, output, {"": {"answer_tokens": None}}), "--hours", "0.1"]
-    assert main.run(asked) == 0
-    shown = unwrapped(capsys.readouterr().err)
+    shown = unwrapped(cli.run(*asked).err)
     assert "the run ends at" in shown
     record = json.loads((output / HOURS).read_text())
     options = read_options(output / "train.toml")
@@ -189,9 +185,7 @@ def test_train_hours_ends_with_a_drafter_and_resumes_as_the_same_run(
     monkeypatch.setattr(Deadline, "spent", 3600.0)
     assert main.run(asked) == 0
     assert hurried == [False], "a finished run is timed with all its questions again"
-    capsys.readouterr()
-    assert main.run([*asked[:-1], "5"]) == 1
-    assert "not 5" in unwrapped(capsys.readouterr().err)
+    assert "not 5" in unwrapped(cli.error(*asked[:-1], "5"))
 
 
 def test_time_ends_training_and_the_passes_made_are_those_of_the_options_file(
@@ -221,9 +215,7 @@ def test_time_ends_training_and_the_passes_made_are_those_of_the_options_file(
 
 
 def test_a_corpus_whose_last_block_is_empty_is_found_again(
-    model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hours_module, "MAX_EPOCHS", 0.5)
     monkeypatch.setattr(Deadline, "writing_is_over", lambda _: True)
@@ -255,12 +247,9 @@ def test_a_run_without_hours_is_not_continued_as_one_with_them(tmp_path: Path) -
     ],
 )
 def test_hours_out_of_range_or_beside_other_sizes_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], named: str
+    tmp_path: Path, cli: CommandLine, more: list[str], named: str
 ) -> None:
-    assert main.run(["train", "-o", str(tmp_path / "out"), *more]) == 1
-    err = capsys.readouterr().err
-    assert named in err
-    assert err.count("\n") == 1
+    assert named in cli.error("train", "-o", tmp_path / "out", *more)
     assert not (tmp_path / "out").exists()
 
 

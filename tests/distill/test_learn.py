@@ -12,13 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from chained_target import STEP, V
-from learning_samples import (
-    chained_target,
-    folder_of,
-    keep_chains,
-    learn_and_die,
-    learn_slowly,
-)
+from learning_samples import chained_target, folder_of, keep_chains, learn_and_die, learn_slowly
 from mlx.utils import tree_map
 from tiny import byte_model, byte_tokenizer, tiny_source
 from waiting import wait_for

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from command_line import CommandLine
 from tiny import HIDDEN, random_drafter, random_model
 
-from redrafter_mlx.cli import main
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.drafter_forms import SpeculatorForm
 from redrafter_mlx.distill.options import TrainOptions
@@ -63,11 +63,9 @@ def test_the_second_stage_of_a_speculator_runs_at_a_tenth_of_the_firsts_rate(
     ],
 )
 def test_setting_what_a_recipe_fixes_is_refused_and_names_both(
-    arguments: list[str], named: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    arguments: list[str], named: list[str], cli: CommandLine, tmp_path: Path
 ) -> None:
-    assert main.run(["train", "-o", str(tmp_path / "out"), "--dry-run", *arguments]) == 1
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
+    err = cli.error("train", "-o", tmp_path / "out", "--dry-run", *arguments)
     assert all(name in err for name in named)
 
 
@@ -79,13 +77,12 @@ def test_setting_what_a_recipe_fixes_is_refused_and_names_both(
     ],
 )
 def test_what_a_recipe_cannot_take_from_the_options_file_is_named(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, named: str
+    cli: CommandLine, tmp_path: Path, text: str, named: str
 ) -> None:
     file = tmp_path / "own.toml"
     file.write_text(text)
     line = ["train", "-o", str(tmp_path / "out"), "--recipe", "paper", "--config", str(file)]
-    assert main.run(line) == 1
-    assert named.format(file=file) in capsys.readouterr().err
+    assert named.format(file=file) in cli.error(*line)
 
 
 def test_the_first_step_of_pytorchs_adamw_is_the_learning_rate_in_every_entry() -> None:

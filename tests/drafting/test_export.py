@@ -7,6 +7,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from command_line import CommandLine
 from eagle_files import fresh
 from mlx.utils import tree_flatten
 from tiny import HIDDEN, VOCAB, byte_model, load_drafter, random_drafter, random_model
@@ -180,22 +181,16 @@ def test_a_form_without_such_a_home_is_refused(form: ExportFormat, tmp_path: Pat
         export_drafter(medusa(tmp_path / "given"), tmp_path / "out", form)
 
 
-def test_the_command_writes_beside_the_drafter_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_beside_the_drafter_once(tmp_path: Path, cli: CommandLine) -> None:
     line = ["export", str(recurrent(tmp_path / "given")), "--format", "trtllm"]
-    assert main.run(line) == 0
-    assert capsys.readouterr().out.strip() == str(tmp_path / "given-trtllm")
-    assert main.run(line) == 1
-    assert str(tmp_path / "given-trtllm") in capsys.readouterr().err
+    assert cli.out(*line).strip() == str(tmp_path / "given-trtllm")
+    assert str(tmp_path / "given-trtllm") in cli.error(*line)
     assert main.run(["export", str(tmp_path / "none"), "--format", "trtllm"]) == 1
-    assert main.run([*line[:3], "onnx"]) == 1
-    assert "onnx" in capsys.readouterr().err
+    assert "onnx" in cli.error(*line[:3], "onnx")
 
 
 def test_the_folder_may_be_the_current_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     monkeypatch.chdir(recurrent(tmp_path / "given"))
-    assert main.run(["export", ".", "--format", "trtllm"]) == 0
-    assert capsys.readouterr().out.strip() == str(tmp_path / "given-trtllm")
+    assert cli.out("export", ".", "--format", "trtllm").strip() == str(tmp_path / "given-trtllm")

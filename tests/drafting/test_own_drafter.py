@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from command_line import CommandLine
 from decoding import run
 from places import ROOT
 from policies import Alternating
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model, tiny_source
 
 import redrafter_mlx
-from redrafter_mlx.cli import main
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.combined import Combined
@@ -84,12 +83,11 @@ def test_it_drafts_through_load(own: Path) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_it_drafts_in_bench(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_drafts_in_bench(own: Path, cli: CommandLine) -> None:
     wanted = ["bench", "--drafter", f"{own}:LastTokenAgain", "--beam-width", "2",
               "--beam-length", "3", "--categories", "writing", "--max-tokens", "6", "-r", "1",
               "--warmup", "0", "--json"]  # fmt: skip
-    assert main.run(wanted) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = cli.json(*wanted)
     assert found["models"][0]["drafter"] == "the last token again"
     (row, *_) = (row for row in found["rows"] if row["method"] == "redrafter")
     assert row["nodes"] > 2

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
+from command_line import CommandLine
 from hard_texts import HARD_STRINGS
 from places import ROOT
 from sentencepiece.sentencepiece_model_pb2 import ModelProto
@@ -112,11 +113,12 @@ def test_its_tokens_are_sentencepieces(gemma: LoadedTarget) -> None:
         assert gemma.tokenizer.decode(ids[1:]) == text
 
 
-def test_it_continues_a_text_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_continues_a_text_on_the_command_line(
+    cli: CommandLine, capsys: pytest.CaptureFixture[str]
+) -> None:
     prompt = "The largest city of France is"
     path = str(fetch_file())
-    assert main.run(["generate", path, "--raw", "-p", prompt, "--max-tokens", "8"]) == 0
-    assert "Paris" in capsys.readouterr().out
+    assert "Paris" in cli.out("generate", path, "--raw", "-p", prompt, "--max-tokens", "8")
     assert main.run(["generate", path, "-p", prompt]) != 0
     assert "--raw" in capsys.readouterr().err  # it has no chat template
 

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from command_line import CommandLine
 from mlx_lm.utils import save_model
 from tiny import CHAT_TEMPLATE, byte_model, byte_tokenizer, random_drafter
 from weights_samples import gguf_metadata, gguf_tensors, llama_model, write_gguf
 
-from redrafter_mlx.cli import main
 from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading import target as target_module
@@ -93,7 +93,7 @@ def test_a_command_says_before_loading_what_to_do_with_a_model_that_cannot_chat(
     folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cli: CommandLine,
 ) -> None:
     def unloaded(*_: object, **__: object) -> None:
         raise AssertionError("it was loaded")
@@ -102,15 +102,14 @@ def test_a_command_says_before_loading_what_to_do_with_a_model_that_cannot_chat(
     if words == ["quality"]:
         save_drafter(random_drafter(vocab_size=258), tmp_path / "drafter")
         words = [*words, str(tmp_path / "drafter")]
-    assert main.run([*words, "-m", str(folder)]) == 1
-    *_, line = capsys.readouterr().err.splitlines()
+    *_, line = cli.error(*words, "-m", folder).splitlines()
     assert "base has no chat template" in line
     assert "--raw" in line
 
 
 @pytest.mark.parametrize("words", [*ASKING, ["quality"]], ids=lambda words: words[0])
 def test_questions_are_plain_text_by_raw(
-    words: list[str], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], folder: Path, tmp_path: Path, cli: CommandLine
 ) -> None:
     few = {"bench": ["--limit", "1", "--warmup", "0"], "verify": ["--limit", "1"]}
     more = [*few.get(words[0], []), *([] if words == ["tune"] else ["--max-tokens", "8"])]
@@ -119,14 +118,12 @@ def test_questions_are_plain_text_by_raw(
         words = [*words, str(tmp_path / "drafter"), "--limit", "1"]
     else:
         words = [*words, "--drafter", "lookup"]
-    assert main.run([*words, "-m", str(folder), "--raw", *more]) == 0, capsys.readouterr().err
-    assert "--raw" not in capsys.readouterr().err
+    assert "--raw" not in cli.run(*words, "-m", folder, "--raw", *more).err
 
 
 def test_plain_questions_are_named_in_the_result_of_a_benchmark(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, cli: CommandLine
 ) -> None:
     words = ["bench", "--raw", "-m", str(folder), "--drafter", "lookup", "--limit", "1", "-r", "1"]
-    assert main.run([*words, "--max-tokens", "4", "--warmup", "0", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    found = cli.json(*words, "--max-tokens", "4", "--warmup", "0", "--json")
     assert "plain text" in found["protocol"]["questions"]

@@ -9,10 +9,7 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-
-pytest.importorskip("starlette", reason="needs the extra `serve`")
-
-from serving import host, running, tiny_redrafter, wait_until_ready
+from serving import ready, tiny_redrafter
 from tiny import CHAT_TEMPLATE, byte_tokenizer, plain_tokens
 from weights_samples import llama_model, write_folder
 
@@ -91,8 +88,7 @@ def test_results_in_words_join_what_the_user_writes_next() -> None:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with running(host(model_of(READS_ALL))) as url:
-        wait_until_ready(url)
+    with ready(model_of(READS_ALL)) as url:
         yield url
 
 
@@ -138,8 +134,7 @@ def test_an_answer_continues_the_last_message_when_asked() -> None:
     begun = {"role": "assistant", "content": "It is"}
     text = "<|im_start|>user\nRain?<|im_end|>\n<|im_start|>assistant\nIt is"
     ids = model.encode(text, raw=True)
-    with running(host(model)) as url:
-        wait_until_ready(url)
+    with ready(model) as url:
         for given in ({}, {"add_generation_prompt": False}):
             answer = ask(url, ASKED, begun, continue_final_message=True, **given)
             assert prompt_tokens(answer) == len(ids)

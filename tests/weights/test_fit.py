@@ -9,6 +9,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from command_line import CommandLine
 from hybrids import HYBRIDS
 from macs import mac
 from mlx.utils import tree_flatten
@@ -25,7 +26,6 @@ from weights_samples import (
     write_gguf,
 )
 
-from redrafter_mlx.cli import main
 from redrafter_mlx.errors import DownloadError, TooLargeError
 from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.runtime.files.paths import human_size
@@ -178,7 +178,7 @@ def test_a_gguf_file_of_experts_is_not_sized_as_a_dense_model(tmp_path: Path) ->
 
 
 def test_of_a_mixture_of_experts_only_the_size_of_its_files_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     """`list` and `show` claim nothing else, and loading still refuses weights too large."""
     snapshot = tmp_path / "models--org--experts" / "snapshots" / ("0" * 40)
@@ -192,11 +192,9 @@ def test_of_a_mixture_of_experts_only_the_size_of_its_files_is_known(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("redrafter_mlx.weights.fit.machine.planned_machine", lambda: mac(64))
     size = sum(file.stat().st_size for file in folder.iterdir())
-    assert main.run(["list"]) == 0
-    (row,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("org/experts"))
+    (row,) = (x for x in cli.out("list").splitlines() if x.startswith("org/experts"))
     assert row.split()[:5] == ["org/experts", "yes", *human_size(size).split(), "unknown"]
-    assert main.run(["show", "org/experts"]) == 0
-    rows = dict(x.split("  ", 1) for x in capsys.readouterr().out.splitlines())
+    rows = dict(x.split("  ", 1) for x in cli.out("show", "org/experts").splitlines())
     assert rows["on disk"].strip() == human_size(size)
     assert "memory" not in rows
     with pytest.raises(TooLargeError, match="org/experts"):
@@ -309,43 +307,34 @@ def test_what_is_asked_for_decides_what_is_needed() -> None:
 
 
 def test_weights_beyond_the_working_set_are_refused_before_they_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     path = write_gguf(tmp_path / "m.gguf", gguf_metadata(), gguf_tensors(llama_model()))
     tiny = Machine(1000, 1000, 10**12, on_cpu=True)
     monkeypatch.setattr("redrafter_mlx.loading.target.this_machine", lambda: tiny)
-    assert main.run(["generate", "--model", str(path), "--drafter", "none", "-p", "x"]) == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert str(path) in err
+    assert str(path) in cli.error("generate", "--model", path, "--drafter", "none", "-p", "x")
 
 
 @pytest.mark.parametrize(
     ("gigabytes", "fits"), [(8, "--quantize 4"), (16, "--quantize 8"), (64, "yes")]
 )
 def test_screens_say_what_fits_a_mac(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    gigabytes: int,
-    fits: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine, gigabytes: int, fits: str
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     for finds in ("this_machine", "planned_machine"):
         monkeypatch.setattr(f"redrafter_mlx.weights.fit.machine.{finds}", lambda: mac(gigabytes))
-    assert main.run(["list"]) == 0
-    (row,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("vicuna-7b"))
+    (row,) = (x for x in cli.out("list").splitlines() if x.startswith("vicuna-7b"))
     assert f" no       13.5 GB  {fits} " in row
     assert "EAGLE, Medusa" in row
     verdicts = []
     for context in ("100", "8192"):
-        assert main.run(["show", "qwen3-8b", "--context", context]) == 0
-        rows = dict(x.split("  ", 1) for x in capsys.readouterr().out.splitlines())
+        rows = dict(
+            x.split("  ", 1) for x in cli.out("show", "qwen3-8b", "--context", context).splitlines()
+        )
         verdicts.append(rows["as it is"].strip().startswith("fits"))
     assert verdicts == [True, gigabytes > 8]
-    assert main.run(["doctor", "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)["memory"]
+    facts = cli.json("doctor", "--json")["memory"]
     assert facts["models_may_use_bytes"] == mac(gigabytes).working_set
     assert facts["named_models"].split(", ")[0] == largest_named(mac(gigabytes))[0].name
 

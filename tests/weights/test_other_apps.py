@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from command_line import CommandLine
 from weights_samples import F16, gguf_metadata, gguf_tensors, llama_model, write_folder, write_gguf
 
-from redrafter_mlx.cli import main
 from redrafter_mlx.errors import DamagedFileError, ModelNotFoundError, UnsupportedModelError
 from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.weights.fetching.resolve import find_local
@@ -46,9 +46,7 @@ def listed() -> dict[str, Path | None]:
     return {model.name: model.path for model in list_models()}
 
 
-def test_ollamas_models_are_listed_and_load_by_name(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ollamas_models_are_listed_and_load_by_name(home: Path, cli: CommandLine) -> None:
     models = home / ".ollama" / "models"
     names = {
         "tiny:1b": f"{OWN}/tiny/1b",
@@ -60,8 +58,7 @@ def test_ollamas_models_are_listed_and_load_by_name(
     for name in names:
         target = load_target(name)
         assert (target.source.name, target.source.path) == (name, blobs[name])
-    assert main.run(["list"]) == 0
-    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("tiny:1b"))
+    row = next(line for line in cli.out("list").splitlines() if line.startswith("tiny:1b"))
     assert "yes" in row.split()
 
 

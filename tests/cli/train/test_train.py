@@ -7,19 +7,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from train_runs import (  # noqa: F401
-    Keys,
-    TrainCommand,
-    arguments,
-    losses,
-    model,
-    options_file,
-    own_cache,
-    prompts,
-    steps_logged,
-    train,
-    unwrapped,
-)
+from command_line import CommandLine
+from train_runs import Keys, TrainCommand, arguments, losses, options_file, steps_logged, unwrapped
 
 from redrafter_mlx.cli import main
 from redrafter_mlx.distill.corpus.shards import load_shard
@@ -79,7 +68,7 @@ def test_a_block_is_held_out_and_as_many_texts_are_read_as_a_block_has_answers(
 
 
 def test_with_the_same_options_nothing_is_left_to_do_and_with_other_texts_it_is_another_run(
-    train: TrainCommand, read: Keys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: TrainCommand, read: Keys, tmp_path: Path, cli: CommandLine
 ) -> None:
     output = tmp_path / "drafter"
     train.run(output, keys=read)
@@ -89,8 +78,7 @@ def test_with_the_same_options_nothing_is_left_to_do_and_with_other_texts_it_is_
     assert (output / "model.safetensors").read_bytes() == before
     more = str(int(0.9 * this_machine().memory))
     assert main.run([*again, "--memory", more]) == 0, "the order of batches stays"
-    assert main.run([*again, "--memory", "1500000000"]) == 1
-    assert "give more --memory" in unwrapped(capsys.readouterr().err)
+    assert "give more --memory" in unwrapped(cli.error(*again, "--memory", "1500000000"))
     (output / "metrics.jsonl").unlink()
     assert main.run(again) == 0
     assert "The log of its training was removed" in (output / "README.md").read_text()
@@ -134,7 +122,7 @@ def test_labels_of_given_answers_are_the_answers_or_the_targets_continuations(
 
 
 def test_without_an_output_the_drafter_is_where_auto_looks(
-    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, prompts: Path, tmp_path: Path, cli: CommandLine
 ) -> None:
     given = arguments(model, prompts, tmp_path / "unused")
     at = given.index("--output")
@@ -142,8 +130,7 @@ def test_without_an_output_the_drafter_is_where_auto_looks(
     assert main.run([*given, "--dry-run"]) == 0
     folder = tmp_path / "cache" / "drafters" / "model"
     assert not folder.exists()
-    assert main.run(given) == 0
-    (used,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("use it: "))
+    (used,) = (x for x in cli.out(*given).splitlines() if x.startswith("use it: "))
     assert used == f"use it: redrafter-mlx chat {model}"
     assert (folder / "model.safetensors").exists()
     assert load(model, "trained", offline=True).drafting == "drafter"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from command_line import CommandLine
 from tiny import CHAT_TEMPLATE, byte_model, byte_tokenizer
-from train_runs import Keys, options_file, own_cache, save_folder  # noqa: F401
+from train_runs import Keys, options_file, save_folder
 
-from redrafter_mlx.cli import main
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.reader import Reader
 from redrafter_mlx.distill.options_file import read_options
@@ -47,24 +47,22 @@ def line(tmp_path: Path) -> list[str]:
 
 
 def test_a_model_without_a_template_is_refused_in_one_line_before_it_is_loaded(
-    line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    line: list[str], tmp_path: Path, cli: CommandLine
 ) -> None:
     weights = base_model(tmp_path / "base", None) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])  # loading it would find it damaged
     for more in ([], ["--prompts", str(tmp_path / "texts.txt")], ["--hours", "8"]):
-        assert main.run([*line, *more]) == 1
-        (error,) = capsys.readouterr().err.splitlines()
+        (error,) = cli.error(*line, *more).splitlines()
         assert "no chat template" in error
         assert all(option in error for option in ("--data", "--prompts", "--raw"))
     assert not (tmp_path / "cache" / "corpora").exists()
 
 
 def test_a_model_whose_turns_never_end_is_given_up_after_one_block_with_the_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli: CommandLine
 ) -> None:
     base_model(tmp_path / "base", CHAT_TEMPLATE)
-    assert main.run(command(tmp_path, {"batch": 30}, workers=1)) == 1
-    error = capsys.readouterr().err
+    error = cli.error(*command(tmp_path, {"batch": 30}, workers=1))
     assert "prompt unfinished" in error
     assert "--raw" in error
     written = [*(tmp_path / "cache" / "corpora").rglob("block-*")]
@@ -73,11 +71,10 @@ def test_a_model_whose_turns_never_end_is_given_up_after_one_block_with_the_reas
 
 @pytest.mark.parametrize("option", ["--data", "--prompts"])
 def test_plain_texts_train_a_drafter_for_a_model_without_a_template(
-    option: str, line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    option: str, line: list[str], tmp_path: Path, cli: CommandLine
 ) -> None:
     base_model(tmp_path / "base", None)
-    assert main.run([*line, "--raw", option, str(tmp_path / "texts.txt")]) == 0
-    assert "--raw" in capsys.readouterr().out  # how to use it
+    assert "--raw" in cli.out(*line, "--raw", option, tmp_path / "texts.txt")  # how to use it
     assert read_options(tmp_path / "out" / "train.toml")["raw"] is True
     assert (tmp_path / "out" / "model.safetensors").exists()
 
@@ -91,10 +88,9 @@ def test_plain_texts_train_a_drafter_for_a_model_without_a_template(
 )
 def test_raw_without_texts_is_refused(
     options: list[str], writing: dict[str, object], named: str, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    cli: CommandLine,
 ) -> None:  # fmt: skip
-    assert main.run([*command(tmp_path, writing), *options]) == 1
-    assert named in capsys.readouterr().err
+    assert named in cli.error(*command(tmp_path, writing), *options)
 
 
 def test_plain_texts_are_read_as_they_are() -> None:

@@ -7,16 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from train_runs import (  # noqa: F401
-    Disk,
-    Keys,
-    TrainCommand,
-    disk,
-    model,
-    own_cache,
-    prompts,
-    train,
-)
+from train_runs import Disk, Keys, TrainCommand
 
 from redrafter_mlx.cli.train.lines import shortfall
 from redrafter_mlx.distill import sizes

@@ -7,20 +7,10 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from command_line import CommandLine
 from tiny import byte_model, byte_tokenizer
-from train_runs import (  # noqa: F401
-    Keys,
-    TrainCommand,
-    model,
-    options_file,
-    own_cache,
-    prompts,
-    save_folder,
-    train,
-    unwrapped,
-)
+from train_runs import TrainCommand, options_file, save_folder, unwrapped
 
-from redrafter_mlx.cli import main
 from redrafter_mlx.target_model.fingerprint import nbytes_of
 
 
@@ -44,9 +34,8 @@ def test_dry_run_prints_sizes_and_writes_nothing(train: TrainCommand, tmp_path: 
 
 @pytest.mark.parametrize("more", [[], ["--recipe", "paper"], ["--hours", "8"], ["--quantize", "4"]])
 def test_a_dry_run_computes_nothing_and_names_what_it_did_not_measure(
-    more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
+) -> None:
     model = byte_model(hidden_size=512, intermediate_size=2048, num_hidden_layers=4)
     weights = nbytes_of(model)
     folder = save_folder(tmp_path / "large", model=model)
@@ -60,28 +49,25 @@ def test_a_dry_run_computes_nothing_and_names_what_it_did_not_measure(
         monkeypatch.setattr(mx, function, computed)
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    line = ["train", str(folder), "-o", str(tmp_path / "out"), "--dry-run", *more]
-    assert main.run(line) == 0
+    shown = cli.out("train", folder, "-o", tmp_path / "out", "--dry-run", *more)
     assert mx.get_peak_memory() - before < weights / 10
-    shown = capsys.readouterr().out
     assert "not measured" in shown
     assert "steps" in shown
 
 
 def test_a_dry_run_downloads_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     def fetched(*_: object) -> None:
         raise AssertionError("it asks the Hub")
 
     monkeypatch.setattr("redrafter_mlx.weights.fetching.resolve.fetch", fetched)
     line = ["train", "org/not-here", "-o", str(tmp_path / "out"), "--dry-run"]
-    assert main.run(line) == 1
-    assert "pull org/not-here" in capsys.readouterr().err
+    assert "pull org/not-here" in cli.error(*line)
 
 
 def test_dry_run_counts_given_answers_and_texts_that_are_only_read(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, tmp_path: Path, cli: CommandLine
 ) -> None:
     output, given, texts = tmp_path / "drafter", tmp_path / "given.jsonl", tmp_path / "texts.txt"
     pairs = [{"prompt": f"Question {i}?", "response": f"The answer is {i}."} for i in range(10, 50)]
@@ -96,8 +82,7 @@ def test_dry_run_counts_given_answers_and_texts_that_are_only_read(
         ]  # fmt: skip
 
     def dry_run(**keys: object) -> dict[str, str]:
-        assert main.run([*line(keys), "--dry-run"]) == 0
-        return sizes(capsys.readouterr().out)
+        return sizes(cli.out(*line(keys), "--dry-run"))
 
     shown = dry_run()
     each = len(byte_tokenizer().encode("The answer is 10.<|im_end|>"))
@@ -108,8 +93,7 @@ def test_dry_run_counts_given_answers_and_texts_that_are_only_read(
 
     given.write_text(json.dumps({"prompt": "A question?", "response": ""}))
     for more in ([], ["--dry-run"]):
-        assert main.run([*line({}), *more]) == 1
-        refused = unwrapped(capsys.readouterr().err)
+        refused = unwrapped(cli.error(*line({}), *more))
         assert "given.jsonl" in refused
         assert "cache_bytes" not in refused
     assert not output.exists()

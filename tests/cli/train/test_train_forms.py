@@ -7,20 +7,11 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from command_line import CommandLine
 from mlx.utils import tree_flatten
 from mtp_samples import random_head, target_model, without_ones
-from train_runs import (  # noqa: F401
-    Keys,
-    TrainCommand,
-    losses,
-    model,
-    own_cache,
-    prompts,
-    save_folder,
-    train,
-)
+from train_runs import Keys, TrainCommand, losses, save_folder
 
-from redrafter_mlx.cli import main
 from redrafter_mlx.distill.report.metrics import read_metrics
 from redrafter_mlx.loading.load import load
 
@@ -41,20 +32,21 @@ def test_a_drafter_is_trained_further_on_other_text(train: TrainCommand, tmp_pat
     assert "started_from" in train.refused(second, "--seed", "1")
 
 
-@pytest.mark.parametrize(("size", "stored"), [(150, [(150,)]), ("all", [])])
 def test_a_tied_head_is_trained_further_with_another_draft_vocabulary(
-    size: int | str, stored: list[tuple[int, ...]], train: TrainCommand, tmp_path: Path
+    train: TrainCommand, tmp_path: Path
 ) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
+    first = tmp_path / "first"
     train.run(first)
-    train.run(second, "--start-from", str(first), "--draft-vocab", str(size), "--seed", "1")
-    assert sum(losses(second)[:10]) / 10 < sum(losses(first)[:10]) / 10 - 0.1
-    arrays = mx.load(str(second / "model.safetensors"))
-    assert [array.shape for name, array in arrays.items() if name == "draft_vocab"] == stored
+    for size, stored in (("150", [(150,)]), ("all", [])):
+        second = tmp_path / size
+        train.run(second, "--start-from", str(first), "--draft-vocab", size, "--seed", "1")
+        assert sum(losses(second)[:10]) / 10 < sum(losses(first)[:10]) / 10 - 0.1
+        arrays = mx.load(str(second / "model.safetensors"))
+        assert [array.shape for name, array in arrays.items() if name == "draft_vocab"] == stored
 
 
 def test_another_architecture_is_trained_for_by_the_same_command(
-    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    prompts: Path, tmp_path: Path, cli: CommandLine
 ) -> None:
     """In the paper's own form."""
     qwen = save_folder(tmp_path / "qwen", "qwen3")
@@ -63,7 +55,7 @@ def test_another_architecture_is_trained_for_by_the_same_command(
         "drafter": {"head": "own", "draft_vocab": "all", "context_layers": []},
         "training": {"soft_share": 0},
     }
-    TrainCommand(qwen, prompts, capsys).run(output, keys=paper)
+    TrainCommand(qwen, prompts, cli).run(output, keys=paper)
     stored = json.loads((output / "config.json").read_text())
     assert "draft_vocab_size" not in stored
     assert stored["head"] == "own"
@@ -73,7 +65,7 @@ def test_another_architecture_is_trained_for_by_the_same_command(
 
 @pytest.mark.parametrize("anew", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_a_models_own_head_is_trained_further_from_its_files_or_anew(
-    anew: bool, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    anew: bool, prompts: Path, tmp_path: Path, cli: CommandLine
 ) -> None:
     """And is exported as a folder of its own, with which the model decodes."""
     network = target_model("qwen3_5")
@@ -86,7 +78,7 @@ def test_a_models_own_head_is_trained_further_from_its_files_or_anew(
     form = {"form": "mtp", **dict.fromkeys(("draft_vocab", "layers", "context_layers"))}
     output = tmp_path / "drafter"
     start = () if anew else ("--start-from", str(qwen))
-    TrainCommand(qwen, prompts, capsys).run(output, *start, keys={"drafter": form})
+    TrainCommand(qwen, prompts, cli).run(output, *start, keys={"drafter": form})
     assert losses(output)[-1] < losses(output)[0]
     drafted = load(qwen, output)
     assert drafted.drafting == "MTP"
@@ -106,7 +98,7 @@ def test_a_models_own_head_is_trained_further_from_its_files_or_anew(
 )  # fmt: skip
 def test_another_form_is_trained_used_and_compared_by_the_same_commands(
     form: str, drafter: dict[str, object], title: str, parameters: int, drafts: int,
-    train: TrainCommand, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    train: TrainCommand, tmp_path: Path, cli: CommandLine,
 ) -> None:  # fmt: skip
     first, second = tmp_path / "first", tmp_path / "second"
     keys: Keys = {
@@ -124,8 +116,7 @@ def test_another_form_is_trained_used_and_compared_by_the_same_commands(
     few.write_text("What is one?\nWhat is two?")
     compare = ["quality", str(first), str(second), "--model", str(train.model)]
     compare += ["--questions", str(few), "--max-tokens", "16", "--beam-length", "6", "--json"]
-    assert main.run(compare) == 0
-    rows = json.loads(capsys.readouterr().out)["drafters"]
+    rows = cli.json(*compare)["drafters"]
     assert [len(row["top1"]) for row in rows] == [drafts, drafts]
     assert rows[0]["parameters"] == parameters
     assert rows[0]["bytes"] == (first / "model.safetensors").stat().st_size

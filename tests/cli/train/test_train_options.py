@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from places import ROOT
-from train_runs import Keys, arguments, own_cache, prompts  # noqa: F401
+from train_runs import Keys, arguments
 
 from redrafter_mlx.cli import main
 from redrafter_mlx.distill.drafter_forms import FORMS

@@ -6,18 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from train_runs import (  # noqa: F401
-    Keys,
-    TrainCommand,
-    model,
-    options_file,
-    own_cache,
-    prompts,
-    train,
-    unwrapped,
-)
-
-from redrafter_mlx.cli import main
+from command_line import CommandLine
+from train_runs import Keys, TrainCommand, options_file, unwrapped
 
 
 def pairs(count: int) -> str:
@@ -55,14 +45,13 @@ def test_prompts_too_few_to_hold_some_out_are_refused_before_anything_is_written
 
 
 def test_conversations_too_few_to_hold_some_out_are_refused_before_anything_is_written(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, tmp_path: Path, cli: CommandLine
 ) -> None:
     data, output = tmp_path / "few.jsonl", tmp_path / "out"
     data.write_text(pairs(32))
     config = options_file(tmp_path / "options.toml", {})
     given = ["train", "--model", str(model), "-o", str(output), "--data", str(data)]
-    assert main.run([*given, "--config", str(config)]) == 1
-    assert "few.jsonl holds 32 conversations" in unwrapped(capsys.readouterr().err)
+    assert "few.jsonl holds 32 conversations" in unwrapped(cli.error(*given, "--config", config))
     assert not output.exists()
 
 
@@ -81,12 +70,11 @@ def test_conversations_too_few_to_hold_some_out_are_refused_before_anything_is_w
 @pytest.mark.parametrize("option", ["--prompts", "--data"])
 def test_files_of_question_sets_that_are_not_prepared_are_refused(
     option: str, name: str, content: bytes, named: str, model: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    cli: CommandLine,
 ) -> None:  # fmt: skip
     (tmp_path / name).write_bytes(content)
     given = ["train", "--model", str(model), "-o", str(tmp_path / "out")]
-    assert main.run([*given, option, str(tmp_path / name)]) == 1
-    (error,) = capsys.readouterr().err.splitlines()
+    (error,) = cli.error(*given, option, tmp_path / name).splitlines()
     assert name in error
     assert named in error
     assert not (tmp_path / "out").exists()
@@ -101,15 +89,14 @@ def test_layers_that_the_target_lacks_are_refused_before_anything_is_written(
 
 
 def test_soft_labels_that_are_not_there_are_refused(
-    train: TrainCommand, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: TrainCommand, tmp_path: Path, cli: CommandLine
 ) -> None:
     """For texts that are only read, and for the target's continuations of given answers."""
     hard: Keys = {"": {"read": ["x.txt"]}, "training": {"soft_share": 0}}
     assert "soft_share is 0" in train.refused(tmp_path / "out", keys=hard)
     soft: Keys = {"": {"data": "x.jsonl"}, "training": {"soft_share": 0.5}}
     config = options_file(tmp_path / "options.toml", soft)
-    assert main.run(["train", "--config", str(config), "-o", str(tmp_path / "out")]) == 1
-    assert "soft_share is 0.5" in capsys.readouterr().err
+    assert "soft_share is 0.5" in cli.error("train", "--config", config, "-o", tmp_path / "out")
 
 
 def test_an_output_that_is_a_link_to_nothing_is_refused_before_anything_is_loaded(

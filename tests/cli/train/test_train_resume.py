@@ -12,15 +12,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from train_runs import (  # noqa: F401
-    TrainCommand,
-    arguments,
-    model,
-    own_cache,
-    prompts,
-    steps_logged,
-    train,
-)
+from train_runs import TrainCommand, arguments, steps_logged
 from waiting import wait_for
 
 from redrafter_mlx.cli import main
@@ -98,18 +90,9 @@ def test_a_resumed_run_removes_what_it_half_wrote_and_nothing_else(
     assert {path.name for path in output.glob(".*")} == {".notes", f".{os.getpid()}-1.train.toml"}
 
 
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [
-        (["--answer-tokens", "100000"], "answer_tokens"),
-        (["--quantize", "4"], "target"),
-        (["--hours", "8"], "--hours"),
-    ],
-)
 def test_a_run_with_other_text_or_hours_is_refused_before_it_writes(
-    train: TrainCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    more: list[str], named: str,
-) -> None:  # fmt: skip
+    train: TrainCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     output = tmp_path / "drafter"
     train.run(output)
 
@@ -117,7 +100,12 @@ def test_a_run_with_other_text_or_hours_is_refused_before_it_writes(
         raise AssertionError("it writes")
 
     monkeypatch.setattr(run_module, "write_corpus", write)
-    assert named in train.refused(output, *more)
+    for option, value, named in (
+        ("--answer-tokens", "100000", "answer_tokens"),
+        ("--quantize", "4", "target"),
+        ("--hours", "8", "--hours"),
+    ):
+        assert named in train.refused(output, option, value)
 
 
 def test_files_of_another_run_or_of_none_are_not_written_over(

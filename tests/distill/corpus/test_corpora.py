@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import CommandLine
 from fresh_process import python
 
 from redrafter_mlx.cli import main
@@ -43,37 +43,31 @@ def write_block(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("shelf")
-def test_corpora_are_listed_with_model_tokens_and_size(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main.run(["corpora", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
+def test_corpora_are_listed_with_model_tokens_and_size(cli: CommandLine) -> None:
+    listed = cli.json("corpora", "--json")
     assert {corpus["key"] for corpus in listed} == {KEY, OTHER}
     assert {corpus["model"] for corpus in listed} == {"org/base"}
     assert [c["answer_tokens"] for c in listed if c["key"] == OTHER] == [15]
     assert listed[0]["nbytes"] >= listed[1]["nbytes"] > 0
-    assert main.run(["corpora"]) == 0
-    assert KEY in capsys.readouterr().out
+    assert KEY in cli.out("corpora")
 
 
 def test_a_corpus_is_removed_by_the_beginning_of_its_key_with_all_that_is_its(
-    shelf: Path, capsys: pytest.CaptureFixture[str]
+    shelf: Path, cli: CommandLine
 ) -> None:
     (shelf / KEY / ".DS_Store").touch()  # Finder's, of a folder that was looked at
     (shelf / KEY / "prompts" / ".DS_Store").touch()
-    assert main.run(["corpora", "--remove", "01"]) == 0
-    assert KEY in capsys.readouterr().out
+    assert KEY in cli.out("corpora", "--remove", "01")
     assert not (shelf / KEY).exists()
     assert sorted(os.listdir(shelf)) == sorted([OTHER, "empty", "mine"])
 
 
 @pytest.mark.parametrize("key", ["0", "9", "", "mine", "..", "empty"])
 def test_a_key_of_no_corpus_or_of_several_removes_nothing(
-    key: str, shelf: Path, capsys: pytest.CaptureFixture[str]
+    key: str, shelf: Path, cli: CommandLine
 ) -> None:
     before = sorted(shelf.rglob("*"))
-    assert main.run(["corpora", "--remove", key]) == 1
-    assert KEY in capsys.readouterr().err
+    assert KEY in cli.error("corpora", "--remove", key)
     assert sorted(shelf.rglob("*")) == before
 
 
@@ -135,8 +129,7 @@ def test_listing_corpora_imports_no_mlx() -> None:
 
 
 def test_no_corpora_are_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "none"))
-    assert main.run(["corpora"]) == 0
-    assert "train" in capsys.readouterr().out
+    assert "train" in cli.out("corpora")

@@ -72,9 +72,7 @@ def test_if_the_held_out_blocks_are_empty_another_one_is_held_out(tmp_path: Path
 
 
 def test_accuracy_in_training_is_along_texts_of_several_blocks_that_are_trained_on(
-    model: Path,
-    prompts: Path,
-    tmp_path: Path,
+    model: Path, prompts: Path, tmp_path: Path
 ) -> None:
     keys = {"model": str(model), "prompts": [str(prompts)], **SMALL[""], "answer_tokens": 1200}
     tables = {table: own for table, own in SMALL.items() if table}

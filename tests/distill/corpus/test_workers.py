@@ -57,7 +57,6 @@ mx.eval(x @ x)
 while True: mx.eval(x @ x @ x)
 """
 
-
 GOAL = CorpusGoal(answer_tokens=250, max_bytes=10**9)
 """Of the tiny model below, whose blocks hold at most 72 answer tokens."""
 

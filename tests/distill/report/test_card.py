@@ -16,11 +16,7 @@ from redrafter_mlx.distill.evaluation.speed import MeasuredRow, verdict
 from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import TrainOptions, WritingOptions
-from redrafter_mlx.distill.report.card import (
-    TrainingReport,
-    render_card,
-    write_card,
-)
+from redrafter_mlx.distill.report.card import TrainingReport, render_card, write_card
 from redrafter_mlx.distill.report.markdown import block, code, plain, table
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.target_model.source import TargetSource
@@ -39,7 +35,6 @@ NASTY = [
     "back\\slash\\",
     "# heading\n\n- list",
 ]
-
 
 JOB = TrainingJob(
     "smollm2-135m",
@@ -146,10 +141,7 @@ def test_folder_that_is_here_is_no_base_model(
         (None, {"license": "unknown"}),
         ("", {"license": "unknown"}),
         ("???", {"license": "unknown"}),
-        (
-            "non-commercial (LLaMA)",
-            {"license": "other", "license_name": "non-commercial-llama"},
-        ),
+        ("non-commercial (LLaMA)", {"license": "other", "license_name": "non-commercial-llama"}),
         ("x: y\n---", {"license": "other", "license_name": "x-y"}),
     ],
 )

@@ -17,10 +17,7 @@ from tiny import ARCHITECTURES, HIDDEN, VOCAB, random_drafter, random_model
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.examples import lay_out
 from redrafter_mlx.distill.corpus.shards import Text
-from redrafter_mlx.distill.evaluation.acceptance import (
-    measure_quality,
-    simulate_steps,
-)
+from redrafter_mlx.distill.evaluation.acceptance import measure_quality, simulate_steps
 from redrafter_mlx.distill.forms.loss import distillation_loss
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
@@ -262,10 +259,7 @@ def test_a_drafter_that_computes_nan_is_right_nowhere() -> None:
     drafter = random_drafter(seed=3)
     drafter.update(tree_map(lambda a: a * mx.nan, drafter.trainable_parameters()))
     quality = measure_quality(
-        drafter.bind(Target(random_model())),
-        some_texts(),
-        T,
-        [BeamShape(2, 4)],
+        drafter.bind(Target(random_model())), some_texts(), T, [BeamShape(2, 4)]
     )
     assert quality.top1 == quality.top5 == (0.0, 0.0, 0.0)
 

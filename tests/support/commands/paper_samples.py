@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import CommandLine
 from tiny import byte_model, byte_tokenizer, random_drafter, tiny_source
 
-from redrafter_mlx.cli import main, options
+from redrafter_mlx.cli import options
 from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.drafting.untrained.ngram import Lookup
@@ -48,10 +49,13 @@ def questions(tmp_path: Path) -> list[str]:
     return ["--questions", str(path), "--max-tokens", "6", "--dtype", "float32"]
 
 
-def paper(capsys: pytest.CaptureFixture[str], table: str, *arguments: str) -> dict[str, Any]:
-    assert main.run(["bench", "--paper", table, *arguments, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    return found
+Paper = Callable[..., dict[str, Any]]
+"""Measures a paper's table, and returns what is printed as JSON."""
+
+
+@pytest.fixture
+def paper(cli: CommandLine) -> Paper:
+    return lambda *arguments: cli.json("bench", "--paper", *arguments, "--json")
 
 
 def columns(table: dict[str, Any], *names: str) -> list[tuple[str, ...]]:

@@ -90,6 +90,12 @@ class Typist:
         before, _, self._new = self._new.partition(text)
         return before
 
+    def say(self, line: str, *shown: str) -> None:
+        """Type a line; wait for these texts, and then for the next prompt."""
+        self.type(f"{line}\n")
+        for text in (*shown, ">>> "):
+            self.expect(text)
+
     def leave(self) -> int:
         """Read to the end; return the exit status."""
         until = time.monotonic() + DEADLINE

@@ -10,11 +10,7 @@ import numpy as np
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.examples import Batch
 from redrafter_mlx.distill.corpus.shards import Text
-from redrafter_mlx.distill.evaluation.acceptance import (
-    accepted_lengths,
-    draft_logits,
-    roots_along,
-)
+from redrafter_mlx.distill.evaluation.acceptance import accepted_lengths, draft_logits, roots_along
 from redrafter_mlx.drafting.level_drafter import LevelDrafter, MemorylessDrafter
 
 

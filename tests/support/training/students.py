@@ -22,18 +22,11 @@ from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.target_model.model import Target
 
 SHAPES = [BeamShape(1, 4), BeamShape(2, 4)]
-
-
 NOTHING = Extras()
 
 
 def make_trainer(
-    folder: Path,
-    *,
-    steps: int = 12,
-    seed: int = 0,
-    extras: Extras = NOTHING,
-    **changes: object,
+    folder: Path, *, steps: int = 12, seed: int = 0, extras: Extras = NOTHING, **changes: object
 ) -> Trainer:
     target = Target(random_model())
     shards = folder / "corpus"
@@ -50,10 +43,7 @@ def make_trainer(
         **{"draft_length": 3, "batch": 16, "evaluations": 3, "seed": seed, **changes}  # type: ignore[arg-type]
     )
     drafter = random_drafter(
-        seed=5,
-        head="tied",
-        draft_vocab_size=80,
-        context_layers=extras.context,
+        seed=5, head="tied", draft_vocab_size=80, context_layers=extras.context
     )
     scale_recurrent(drafter, mx.ones((drafter.config.context_size,)), 0.2, 5.0)
     examples = Examples(tuple(paths), extras, options, 3000)

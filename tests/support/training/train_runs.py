@@ -6,23 +6,17 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import mlx.nn as nn
 import pytest
+from command_line import CommandLine, Shown
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import save_model
-from tiny import (
-    byte_model,
-    byte_tokenizer,
-    random_model,
-)
+from tiny import byte_model, byte_tokenizer, random_model
 
-from redrafter_mlx.cli import main
 from redrafter_mlx.distill.report.metrics import read_metrics
 
 Keys = dict[str, dict[str, object]]
-
 
 SMALL: Keys = {
     "": {"answer_tokens": 600, "workers": 1, "timed_questions": 0, "cache_bytes": 40 * 10**9},
@@ -94,35 +88,27 @@ def unwrapped(captured: str) -> str:
     return " ".join(captured.split())
 
 
-class Shown(NamedTuple):
-    """What a command printed."""
-
-    out: str
-    err: str
-
-
 @dataclass(frozen=True)
 class TrainCommand:
     """`redrafter-mlx train` for a model on a file of prompts, with SMALL and further options."""
 
     model: Path
     prompts: Path
-    captured: pytest.CaptureFixture[str]
+    cli: CommandLine
 
     def run(self, output: Path, *more: str, keys: Keys | None = None) -> Shown:
         """Return what a run prints that ends well."""
-        assert main.run([*arguments(self.model, self.prompts, output, keys), *more]) == 0
-        return Shown(*self.captured.readouterr())
+        return self.cli.run(*arguments(self.model, self.prompts, output, keys), *more)
 
     def refused(self, output: Path, *more: str, keys: Keys | None = None) -> str:
         """Return the error of a run that is refused, on one line."""
-        assert main.run([*arguments(self.model, self.prompts, output, keys), *more]) == 1
-        return unwrapped(self.captured.readouterr().err)
+        line = arguments(self.model, self.prompts, output, keys)
+        return unwrapped(self.cli.run(*line, *more, status=1).err)
 
 
 @pytest.fixture
-def train(model: Path, prompts: Path, capsys: pytest.CaptureFixture[str]) -> TrainCommand:
-    return TrainCommand(model, prompts, capsys)
+def train(model: Path, prompts: Path, cli: CommandLine) -> TrainCommand:
+    return TrainCommand(model, prompts, cli)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from command_line import CommandLine
 from fake_hub import NAME, FakeHub
 from huggingface_hub import constants
 from macs import mac
@@ -164,15 +165,14 @@ def test_an_unsupported_form_of_drafter_is_refused_before_its_weights_are_fetche
 
 
 def test_a_model_without_a_tokenizer_is_refused_before_its_weights_are_fetched(
-    hub: FakeHub, capsys: pytest.CaptureFixture[str]
+    hub: FakeHub, cli: CommandLine
 ) -> None:
     """A drafter needs none."""
     files = model_files({**LARGE, "rms_norm_eps": 1e-5})
     del files["tokenizer.json"]
     hub.repos["org/torn", "main"] = files
     for command in ("pull", "org/torn"), ("generate", "-p", "x", "--model", "org/torn"):
-        assert main.run([*command]) == 1
-        assert "org/torn: the repository holds no tokenizer" in capsys.readouterr().err
+        assert "org/torn: the repository holds no tokenizer" in cli.error(*command)
         assert not weights_asked(hub)
     small = json.dumps({**LARGE, "num_hidden_layers": 1}).encode()
     hub.repos["org/drafter", "main"] = {**files, "config.json": small}

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from command_line import CommandLine
 from fake_hub import COMMIT, FakeHub
 from repositories import DRAFTER, REPO_FILES
 from tiny import random_drafter
 
-from redrafter_mlx.cli import main
 from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.errors import DamagedFileError, DownloadError, ModelNotFoundError
 from redrafter_mlx.loading.target import load_target
@@ -149,7 +149,7 @@ def test_a_download_that_no_bar_shows_is_logged_with_its_size_and_then_every_hal
 
 
 def test_pull_takes_a_drafter_and_names_one_that_is_not_supported(
-    hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hub: FakeHub, tmp_path: Path, cli: CommandLine
 ) -> None:
     save_drafter(random_drafter(), tmp_path / "own")
     mx.save_safetensors(str(tmp_path / "hydra"), {"hydra_lm_head.0.weight": mx.zeros(4)})
@@ -161,7 +161,5 @@ def test_pull_takes_a_drafter_and_names_one_that_is_not_supported(
         hub.repos[repo, "main"] = files
     like_a_model = {"config.json": b'{"model_type": "qwen3", "num_hidden_layers": 5}'}
     hub.repos["org/hydra", "main"] |= like_a_model | {"tokenizer.json": b"{}"}
-    assert main.run(["pull", "org/redrafter"]) == 0
-    assert Path(capsys.readouterr().out.strip()) == resolve("org/redrafter").path
-    assert main.run(["pull", "org/hydra"]) == 1
-    assert "is a Hydra drafter, which is not supported" in capsys.readouterr().err
+    assert Path(cli.out("pull", "org/redrafter").strip()) == resolve("org/redrafter").path
+    assert "is a Hydra drafter, which is not supported" in cli.error("pull", "org/hydra")

@@ -7,10 +7,10 @@ import struct
 from pathlib import Path
 
 import pytest
+from command_line import CommandLine
 from fake_hub import CONTENT, NAME, FakeHub
 from repositories import serve_model
 
-from redrafter_mlx.cli import main
 from redrafter_mlx.errors import DamagedFileError, ModelNotFoundError
 from redrafter_mlx.runtime.files.paths import human_size
 from redrafter_mlx.weights import registry
@@ -67,11 +67,7 @@ LLAMA = b'{"model_type": "llama", "num_hidden_layers": 2}'
     ],
 )  # fmt: skip
 def test_what_cannot_be_a_model_is_neither_pulled_nor_shown(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    command: str,
-    files: dict[str, bytes],
-    named: str,
+    tmp_path: Path, cli: CommandLine, command: str, files: dict[str, bytes], named: str
 ) -> None:
     folder, junk = tmp_path / "folder", tmp_path / "junk.gguf"
     folder.mkdir()
@@ -79,12 +75,9 @@ def test_what_cannot_be_a_model_is_neither_pulled_nor_shown(
     for name, content in files.items():
         (folder / name).write_bytes(content)
     for path, words in ((folder, named), (junk, "GGUF")):
-        assert main.run([command, str(path)]) == 1
-        out, err = capsys.readouterr()
-        assert out == ""
+        err = cli.error(command, path)
         assert str(path) in err
         assert words in err
-        assert err.count("\n") == 1
 
 
 def test_list_ends_with_other_language_models_of_the_hubs_cache(hub: FakeHub) -> None:

@@ -75,9 +75,7 @@ def test_an_answer_ends_with_its_end_token_and_the_others_go_on() -> None:
 
 
 @pytest.mark.parametrize("model", [random_model(), hybrid_model("qwen3_5")])
-def test_an_opening_is_prompt_and_what_follows_is_the_greedy_answer_to_it(
-    model: nn.Module,
-) -> None:
+def test_an_opening_is_prompt_and_what_follows_is_the_greedy_answer_to_it(model: nn.Module) -> None:
     key = mx.random.key(3)
     written = write_answers(
         Target(model), PROMPTS, eos=[], max_tokens=10, openings=(0, 4), temperature=1.0, key=key
@@ -144,10 +142,7 @@ def test_what_is_written_does_not_depend_on_the_rows_at_once(name: str, at_once:
     assert sum(map(len, turns(None))) > 0
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"head": "tied"}, {"context_layers": (0, 1)}],
-)
+@pytest.mark.parametrize("changes", [{}, {"head": "tied"}, {"context_layers": (0, 1)}])
 def test_simulated_steps_equal_those_of_decoding(changes: dict[str, object]) -> None:
     few = 16  # vocabulary size, so that some of a random drafter's drafts are right
     model = random_model(vocab_size=few)
