@@ -228,7 +228,19 @@ def write(record: Path, name: str, seen: list[dict[str, Any]], temporary: str) -
         if request["body"].get("tools") == first:
             request["body"]["tools"] = "the first"
     requests[0]["tools"] = first
-    (record / f"{name}.json").write_text(json.dumps(requests, indent=1, ensure_ascii=False) + "\n")
+    (record / f"{name}.json").write_text(laid_out(requests, 4) + "\n")
+
+
+def laid_out(value: Any, depth: int, indent: str = "") -> str:
+    """Return JSON over several lines down to this depth, and on one line each below."""
+    line = json.dumps(value, ensure_ascii=False)
+    if not depth or not isinstance(value, dict | list) or len(indent) + len(line) <= 100:
+        return line
+    inner, is_list = indent + " ", isinstance(value, list)
+    named = (("", one) for one in value) if is_list else ((f'"{k}": ', value[k]) for k in value)
+    items = [f"{inner}{name}{laid_out(one, depth - 1, inner)}" for name, one in named]
+    opened, closed = "[]" if is_list else "{}"
+    return f"{opened}\n" + ",\n".join(items) + f"\n{indent}{closed}"
 
 
 def shortened(value: Any) -> Any:
