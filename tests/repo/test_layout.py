@@ -123,6 +123,12 @@ def test_no_folder_has_more_than_15_modules_and_no_module_more_than_300_lines() 
     assert not full, f"part these folders by meaning, or merge modules: {full}"
 
 
+def test_no_test_file_has_more_than_600_lines() -> None:
+    for path in TESTS.rglob("*.py"):
+        lines = path.read_text(encoding="utf-8").count("\n")
+        assert lines <= 600, f"{path} has {lines} lines; part it by what its tests are about"
+
+
 def test_imports_run_downwards() -> None:
     for name, path in modules():
         here = ROOMS.index(name.split(".")[0])

@@ -9,7 +9,6 @@ from itertools import pairwise
 
 import pytest
 from simulated import cliff, machine
-from tune_runs import bench, model, shell  # noqa: F401
 
 from redrafter_mlx.bench.papers.published import CHIPS, timings
 from redrafter_mlx.cli.expected_speed import (
@@ -83,8 +82,7 @@ def test_a_drafter_that_is_larger_beside_its_target_is_expected_to_be_slower() -
 
 
 def test_tune_ends_in_the_ways_to_draft_and_their_commands(
-    shell: Callable[..., int],
-    capsys: pytest.CaptureFixture[str],
+    shell: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert shell("tune", "--json") == 0
     ways = {way["way"]: way for way in json.loads(capsys.readouterr().out)["ways"]}
@@ -103,8 +101,7 @@ def test_tune_ends_in_the_ways_to_draft_and_their_commands(
 
 
 def test_the_commands_that_tune_proposes_load_the_model_as_it_was_tuned(
-    shell: Callable[..., int],
-    capsys: pytest.CaptureFixture[str],
+    shell: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert shell("tune", "--quantize", "4", "--dtype", "float32", "--json") == 0
     for way in json.loads(capsys.readouterr().out)["ways"]:
@@ -112,8 +109,7 @@ def test_the_commands_that_tune_proposes_load_the_model_as_it_was_tuned(
 
 
 def test_tune_on_plain_text_proposes_commands_for_plain_text(
-    shell: Callable[..., int],
-    capsys: pytest.CaptureFixture[str],
+    shell: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert shell("tune", "--raw", "--json") == 0
     for way in json.loads(capsys.readouterr().out)["ways"]:

@@ -30,12 +30,7 @@ from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.tree import pack_beam
-from redrafter_mlx.tuning.acceptance import (
-    AcceptanceStatistics,
-    Array,
-    expected_drafts,
-    sizes,
-)
+from redrafter_mlx.tuning.acceptance import AcceptanceStatistics, Array, expected_drafts, sizes
 from redrafter_mlx.tuning.cost import LENGTHS, CostModel, candidates
 
 PRICEY = machine(lambda rows: 46 + 15 * (rows > 1) + rows, lambda w, n: (2.5 + 0.2 * w) * (n - 1))
@@ -194,8 +189,7 @@ def random_beams(rng: random.Random, W: int, L: int) -> Beams:
     scores = {c: [-sum(rate(c[:i]) for i in range(1, d + 1)) for d in range(L)] for c in chosen}
     ordered = sorted(chosen, key=lambda c: -scores[c][-1])
     return Beams(
-        mx.array([[[9, *c] for c in ordered]]),
-        mx.array([[scores[c] for c in ordered]], mx.float32),
+        mx.array([[[9, *c] for c in ordered]]), mx.array([[scores[c] for c in ordered]], mx.float32)
     )
 
 

@@ -9,27 +9,28 @@ from pathlib import Path
 import mlx.nn as nn
 import pytest
 from simulated import cliff, machine
-from tiny import byte_model, byte_tokenizer, plain_tokens
+from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter
 
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.tuning import profile
 from redrafter_mlx.tuning.corrections import BatchCorrections
 from redrafter_mlx.tuning.cost import CostModel
-from redrafter_mlx.tuning.profile import (
-    Profiler,
-)
+from redrafter_mlx.tuning.profile import Call, Profiler
 from redrafter_mlx.tuning.setup import Setup
 from redrafter_mlx.tuning.store import save_record, saved_record
 
 PROMPT = [72, 101, 108]
-
-
 HEL = [39, 68, 75]
 """The tokens of "Hel"."""
 
 
 CHEAP = machine(cliff(8))
+
+DEAR = machine(lambda rows: 20.0 * rows)
+"""Each row costs as much as a call: drafting cannot pay."""
 
 
 class Bench:
@@ -87,3 +88,20 @@ def shell(bench: Bench, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Ca
         return main.run(list(arguments))
 
     return run
+
+
+def drafted(model: nn.Module) -> Redrafter:
+    return Redrafter(model, byte_tokenizer(), random_drafter(vocab_size=258))
+
+
+def measured(redrafter: Redrafter) -> Redrafter:
+    """Return the same redrafter with its machine measured."""
+    assert redrafter.tuning is not None
+    redrafter.tuning.measure()
+    return redrafter
+
+
+def time_calls_by(
+    monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[Target, Call, int], float]
+) -> None:
+    monkeypatch.setattr(profile, "seconds_of", seconds_of)
