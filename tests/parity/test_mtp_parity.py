@@ -11,7 +11,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from eagle_files import seen
+from drafter_laws import logits_along
 from hybrids import hybrid_model
 from mtp_samples import (
     VOCAB,
@@ -54,11 +54,7 @@ def test_logits_of_three_levels_equal_mlx_vlms(name: str, tmp_path: Path) -> Non
     want = np.array(head._lm_head_fn(mx.concatenate(rows, axis=1))[0])
 
     drafter = load(write_head(tmp_path / "d", tensors), Target(model))
-    memory = drafter.extend(drafter.empty(1), seen(text, hidden, 0, 7, 7))
-    levels = drafter.levels(memory, seen(text, hidden, 7, P - 7, P - 7), 3)
-    found = [levels.first()]
-    found += [levels.following(mx.array([[0]]), mx.array([[token]])) for token in PATH]
-    got = np.array(mx.concatenate(found, axis=1)[0])
+    got = np.array(logits_along(drafter, text, hidden, PATH))
     worst = np.abs(got - want).max() / want.std()
     print(f"{worst:.1e} of the logits' spread")
     assert worst < 1e-4
@@ -85,11 +81,7 @@ def test_logits_of_nemotrons_head_equal_mlx_vlms(tmp_path: Path) -> None:
         rows.append(row)
     want = np.array(model.lm_head(mx.concatenate(rows, axis=1))[0])
     drafter = load(write_head(tmp_path / "d", tensors), Target(model))
-    memory = drafter.extend(drafter.empty(1), seen(text, hidden, 0, 7, 7))
-    levels = drafter.levels(memory, seen(text, hidden, 7, P - 7, P - 7), 3)
-    found = [levels.first()]
-    found += [levels.following(mx.array([[0]]), mx.array([[token]])) for token in PATH]
-    got = np.array(mx.concatenate(found, axis=1)[0])
+    got = np.array(logits_along(drafter, text, hidden, PATH))
     worst = np.abs(got - want).max() / want.std()
     print(f"{worst:.1e} of the logits' spread")
     assert worst < 1e-4

@@ -26,6 +26,7 @@ from assistant_samples import (
     write_assistant,
 )
 from batches import FEW
+from command_line import CommandLine
 from draft_models import GREEDY, PROMPT, run
 from drafter_laws import (
     conversation_says_what_a_plain_one_does,
@@ -40,7 +41,6 @@ from mlx.utils import tree_flatten
 from tiny import byte_model, byte_tokenizer, plain_tokens, sliding_model
 from trees import tree_for
 
-from redrafter_mlx.cli import main
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.distill.evaluation.questions import quality_on
@@ -340,22 +340,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("more", [(), ("--temperature", "1", "--seed", "4")], ids=len)
 def test_what_is_typed_says_what_plain_decoding_says(
-    more: tuple[str, ...], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    more: tuple[str, ...], folder: Path, tmp_path: Path, cli: CommandLine
 ) -> None:
-    plain = generated(folder, "none", capsys, more)
+    plain = generated(cli, folder, "none", *more)
     assistant = write_assistant(tmp_path / "assistant", random_assistant())
     shape = ("--beam-width", "2", "--beam-length", "3")
-    drafted = generated(folder, assistant, capsys, (*more, *shape))
+    drafted = generated(cli, folder, assistant, *more, *shape)
     assert drafted["token_ids"] == plain["token_ids"]
-    assert drafted["shapes"][0]["width"] == 2  # type: ignore[index]
-    assert main.run(["show", str(assistant)]) == 0
-    assert "Gemma 4 assistant" in capsys.readouterr().out
+    assert drafted["shapes"][0]["width"] == 2
+    assert "Gemma 4 assistant" in cli.out("show", assistant)
 
 
 def test_an_assistant_comes_from_the_hub(
-    folder: Path, tmp_path: Path, hub: FakeHub, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, hub: FakeHub, cli: CommandLine
 ) -> None:
     assistant = write_assistant(tmp_path / "a", random_assistant())
     hub.repos["org/a", "main"] = {path.name: path.read_bytes() for path in assistant.iterdir()}
-    plain = generated(folder, "none", capsys)
-    assert generated(folder, "org/a", capsys)["token_ids"] == plain["token_ids"]
+    plain = generated(cli, folder, "none")
+    assert generated(cli, folder, "org/a")["token_ids"] == plain["token_ids"]

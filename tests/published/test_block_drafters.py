@@ -8,116 +8,43 @@ from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
-import mlx.optimizers as optim
 import numpy as np
 import pytest
 from block_samples import (
     RANK,
     SAMPLES,
+    TRAINED,
     Reference,
     Sample,
     load,
-    of_authors,
     random_tensors,
     write_files,
 )
 from draft_models import GREEDY, PROMPT, run
 from drafter_laws import (
+    accepted,
+    after_three_pieces,
     conversation_says_what_a_plain_one_does,
     decoder_with,
+    remembers_true_features_alone,
     rows_accept_what_they_would_alone,
     wrong_pair_is_refused_before_weights_are_read,
 )
 from eagle_files import features_of, seen
-from eagle_samples import LAYERS, VOCAB, Tensors
+from eagle_samples import LAYERS, VOCAB
 from hybrids import HYBRIDS, hybrid_model
-from policies import Alternating
-from tiny import HIDDEN, byte_model, plain_tokens, random_model, sliding_model
+from tiny import HIDDEN, plain_tokens, random_model, sliding_model
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.step import Decoder
-from redrafter_mlx.drafting.interface import Features, Seen
+from redrafter_mlx.drafting.interface import Features
 from redrafter_mlx.drafting.published.blocks.dflash import BlockDrafter
-from redrafter_mlx.drafting.published.blocks.dflash2 import DFlash2Drafter
 from redrafter_mlx.drafting.published.blocks.rows import embedding_scale
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.target_model.fingerprint import nbytes_of
 from redrafter_mlx.target_model.model import Target
 
-TRAINED = {
-    "DFlash": Sample(of_authors()),
-    "DSpark": Sample(of_authors({"projector_type": "dspark"}), first_row=0, markov="vanilla"),
-    "DFlash 2": Sample(
-        of_authors({"conv_group_size": 8, "selector_rank": RANK, "selector_top_k": 7}),
-        candidates=7,
-    ),
-}
 SHAPES = [BeamShape(1, 2), BeamShape(1, 6), BeamShape(3, 4), BeamShape(4, 5, 9)]
-
-
-@pytest.fixture(scope="module")
-def model() -> nn.Module:
-    return byte_model(num_hidden_layers=LAYERS, tie_word_embeddings=False)
-
-
-class Trained(dict[str, Path]):
-    """Folders of drafters, by form, each of which learns the target's answers when first named."""
-
-    def __init__(self, model: nn.Module, folder: Path) -> None:
-        super().__init__()
-        self._model, self._folder = model, folder
-
-    def __missing__(self, name: str) -> Path:
-        sample = TRAINED[name]
-        tensors = random_tensors(sample)
-        for part, tensor in tensors.items():  # DFlash 2 starts as DFlash
-            if part.endswith("base_kernel"):
-                tensor[:] = np.array([1.0, 0.0])[None, :, None]
-            if "kernel_projection" in part or part.endswith("hidden_projection.weight"):
-                tensor *= 0
-        drafter = load(
-            write_files(self._folder / "random" / name, sample, tensors), Target(self._model)
-        )
-        learned = train(drafter, self._model)
-        self[name] = write_files(self._folder / name, sample, learned)
-        return self[name]
-
-
-@pytest.fixture(scope="module")
-def trained(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return Trained(model, tmp_path_factory.mktemp("trained"))
-
-
-def train(drafter: BlockDrafter, model: nn.Module) -> Tensors:
-    """Return the drafter's tensors after it has learned some answers of the target."""
-    starts = [PROMPT, PROMPT[::-1], sorted(PROMPT)]
-    texts = mx.array([start + plain_tokens(model, start, 50) for start in starts])
-    features = features_of(drafter, model, texts)
-    drafter, zeros = drafter.uncompiled(), mx.zeros((len(starts),), mx.int32)
-    network, drafts = drafter.rows.network, drafter.config.drafts
-
-    def loss(at: int) -> mx.array:
-        labels = texts[:, at + 1 : at + 1 + drafts]
-        committed = Seen(texts[:, : at + 1], features[:, :at], zeros, zeros + at, at)
-        if isinstance(drafter, DFlash2Drafter):  # its choice of candidates has no gradient
-            hidden = drafter.rows.call(committed, drafter.new_cache(), drafts)
-            logits = drafter.rows.logits(hidden)
-            return nn.losses.cross_entropy(logits, labels, reduction="mean")
-        levels = drafter.levels((), committed, drafts)
-        before = [texts[:, i : i + 1] for i in range(at + 1, at + drafts)]
-        logits = [levels.first(), *(levels.following(zeros[:, None], each) for each in before)]
-        return nn.losses.cross_entropy(mx.concatenate(logits, axis=1), labels, reduction="mean")
-
-    optimizer, rng = optim.Adam(3e-3), np.random.default_rng(0)
-    value_and_grad = nn.value_and_grad(network, loss)
-    for _ in range(360):
-        _, grads = value_and_grad(int(rng.integers(len(PROMPT), texts.shape[1] - drafts)))
-        optimizer.update(network, grads)
-        mx.eval(network.parameters())
-    leaves = nn.utils.tree_flatten(network.parameters())
-    return {name: np.array(array).astype(np.float64) for name, array in leaves}
-
-
 decoder_of = partial(decoder_with, load)
 
 
@@ -132,15 +59,12 @@ def test_logits_of_a_block_equal_the_equations(
     tokens = rng.integers(0, VOCAB, 12).tolist()
     width = sample.features * HIDDEN
     features = rng.normal(size=(11, width + HIDDEN))  # final norm last
-    memory = drafter.empty(1)
-    for at, count in ((0, 5), (5, 4)):
-        memory = drafter.extend(memory, replace(seen(tokens, features, at, count, 5), start=at))
     equations = Reference(
         sample, tensors, np.array(model.model.embed_tokens.weight), np.array(model.lm_head.weight)
     )
     drafts = sample.rows - sample.first_row
     assert drafter.max_length == drafts + 1
-    levels = drafter.levels(memory, seen(tokens, features, 9, 2, 4), drafts)
+    levels = after_three_pieces(drafter, tokens, features, drafts)
     outputs = [levels.first()]
     paths: list[list[int]] = [[]]
     for depth in range(1, drafts):
@@ -194,19 +118,8 @@ def test_a_drafter_that_has_learned_the_text_is_accepted(
     assert accepted(decoder) < knowing / 2
 
 
-def accepted(decoder: Decoder) -> float:
-    """Return the mean number of accepted drafts of a step."""
-    _, results, _ = run(decoder, 40)
-    return sum(len(r.tokens) - 1 for r in results[1:]) / (len(results) - 1)
-
-
 @pytest.mark.parametrize(
-    "shapes",
-    [
-        (BeamShape(3, 4),),
-        (BeamShape(1, 2), PLAIN, PLAIN, BeamShape(3, 5), PLAIN),
-    ],
-    ids=len,
+    "shapes", [(BeamShape(3, 4),), (BeamShape(1, 2), PLAIN, PLAIN, BeamShape(3, 5), PLAIN)], ids=len
 )
 @pytest.mark.parametrize("name", ["DFlash"])
 def test_it_remembers_true_features_alone(
@@ -214,21 +127,10 @@ def test_it_remembers_true_features_alone(
 ) -> None:
     """After any step, its cache equals one computed afresh from the text's own features."""
     decoder = decoder_of(trained[name], model, PLAIN)
-    drafter = decoder.drafter
-    assert isinstance(drafter, BlockDrafter)
     text = mx.array([[*PROMPT, *plain_tokens(model, PROMPT, 60)]])
-    features, zero = features_of(drafter, model, text), mx.array([0])
+    features = {decoder.drafter: features_of(decoder.drafter, model, text)}
     for n in (8, 40):
-        said, _, cache = run(decoder, n, shapes=Alternating(*shapes))
-        assert said == text[0, len(PROMPT) :].tolist()[:n]
-        cache.catch_up(drafter)
-        (known,) = cache.remembered.tolist()  # type: ignore[union-attr,misc]
-        assert len(PROMPT) + n - 1 <= known <= len(PROMPT) + n + 5
-        whole = Seen(text[:, : known + 1], features[:, :known], zero, zero + known, known, 0)
-        fresh = drafter.extend(drafter.empty(1), whole)
-        for mine, want in zip(cache.memory, fresh, strict=True):
-            for a, b in zip(mine, want, strict=True):
-                np.testing.assert_allclose(a[:, :, :known], b[:, :, :known], atol=1e-4)
+        remembers_true_features_alone(decoder, features, text, n, shapes)
 
 
 @pytest.mark.parametrize("chunk", [2, 7])

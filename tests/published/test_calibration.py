@@ -11,9 +11,9 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from draft_models import PROMPT
-from eagle_files import TRAINED, changed_config, load, seen, train
-from eagle_samples import LAYERS, SAMPLES, VOCAB, random_tensors, write_files
-from tiny import HIDDEN, LLAMA3_ROPE, byte_model, byte_tokenizer, plain_tokens, tiny_source
+from eagle_files import changed_config, load, seen
+from eagle_samples import SAMPLES, VOCAB, random_tensors, write_files
+from tiny import HIDDEN, LLAMA3_ROPE, byte_tokenizer, plain_tokens, tiny_source
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.files.forms import DrafterFolder
@@ -27,18 +27,9 @@ from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.target_model.model import Target
 
 
-@pytest.fixture(scope="module")
-def model() -> nn.Module:
-    return byte_model(num_hidden_layers=LAYERS, tie_word_embeddings=False)
-
-
-@pytest.fixture(scope="module")
-def trained(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of an EAGLE-3 drafter that has learned some answers of the target."""
-    sample = TRAINED["EAGLE-3"]
-    folder = write_files(tmp_path_factory.mktemp("random") / "d", sample, random_tensors(sample))
-    learned = train(load(folder, Target(model)), model)
-    return write_files(tmp_path_factory.mktemp("trained") / "d", sample, learned)
+@pytest.fixture
+def eagle(trained: dict[str, Path]) -> Path:
+    return trained["EAGLE-3"]
 
 
 @pytest.fixture(autouse=True)
@@ -60,10 +51,10 @@ def bind(folder: Path, model: nn.Module) -> Drafter:
 
 @pytest.mark.usefixtures("a_learned_answer")
 def test_layers_that_are_counted_from_one_are_found_out(
-    model: nn.Module, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: nn.Module, eagle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Measured once: the second time, the stored result is used."""
-    wrong = changed_config(trained, tmp_path, eagle_aux_hidden_state_layer_ids=[3, 4, 5])
+    wrong = changed_config(eagle, tmp_path, eagle_aux_hidden_state_layer_ids=[3, 4, 5])
     drafter = bind(wrong, model)
     assert drafter.features.layers == (2, 3, 4)
     assert "layers one earlier" in str(drafter.note)
@@ -77,17 +68,17 @@ def test_layers_that_are_counted_from_one_are_found_out(
 
 
 @pytest.mark.usefixtures("a_learned_answer")
-def test_files_that_are_right_are_read_as_they_are(model: nn.Module, trained: Path) -> None:
-    drafter = bind(trained, model)
+def test_files_that_are_right_are_read_as_they_are(model: nn.Module, eagle: Path) -> None:
+    drafter = bind(eagle, model)
     assert drafter.features.layers == (2, 3, 4)
     assert drafter.note is None
     (found,) = (cache_dir() / "calibration").iterdir()
     found.write_text("damaged")
-    assert bind(trained, model).note is None
+    assert bind(eagle, model).note is None
 
 
 def test_corrected_files_are_measured_afresh(
-    model: nn.Module, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: nn.Module, eagle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reading is relative to config.json."""
 
@@ -95,7 +86,7 @@ def test_corrected_files_are_measured_afresh(
         return float(drafter.features.layers == (2, 3, 4)), 0.0
 
     monkeypatch.setattr(calibration, "acceptance", measured)
-    folder = changed_config(trained, tmp_path)
+    folder = changed_config(eagle, tmp_path)
     config = json.loads((folder / "config.json").read_text())
     for layers in ([3, 4, 5], [2, 3, 4]):
         changed = {**config, "eagle_aux_hidden_state_layer_ids": layers}
@@ -110,8 +101,8 @@ def test_a_drafter_that_guesses_nothing_is_reported(model: nn.Module, tmp_path: 
     assert "where 60% is usual" in str(drafter.note)
 
 
-def test_a_drafter_without_a_known_target_is_not_tried(model: nn.Module, trained: Path) -> None:
-    assert load(trained, Target(model)).note is None
+def test_a_drafter_without_a_known_target_is_not_tried(model: nn.Module, eagle: Path) -> None:
+    assert load(eagle, Target(model)).note is None
     assert not cache_dir().exists()
 
 
@@ -177,12 +168,7 @@ def test_a_second_draft_counts_after_a_right_first_one_that_the_text_goes_on_wit
             {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
             {"rope_theta": None},
         ),
-        (
-            "norm_before_residual false",
-            "EAGLE-3, speculators",
-            {},
-            {"norm_before_residual": False},
-        ),
+        ("norm_before_residual false", "EAGLE-3, speculators", {}, {"norm_before_residual": False}),
         ("norm_output false", "EAGLE-3.1", {}, {"norm_output": False}),
     ],
 )

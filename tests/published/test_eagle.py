@@ -14,13 +14,16 @@ import pytest
 from decoding import counted
 from draft_models import GREEDY, PROMPT, drafter_for, run
 from drafter_laws import (
+    accepted,
+    after_three_pieces,
     conversation_says_what_a_plain_one_does,
     decoder_with,
+    remembers_true_features_alone,
     rows_accept_what_they_would_alone,
     three_levels,
     wrong_pair_is_refused_before_weights_are_read,
 )
-from eagle_files import TRAINED, changed_config, features_of, load, seen, train
+from eagle_files import TRAINED, changed_config, features_of, load
 from eagle_samples import (
     INNER,
     LAYERS,
@@ -34,42 +37,19 @@ from eagle_samples import (
 )
 from hybrids import hybrid_model
 from policies import Alternating
-from tiny import (
-    HIDDEN,
-    byte_model,
-    plain_tokens,
-    random_model,
-    truncated,
-)
+from tiny import HIDDEN, byte_model, plain_tokens, random_model, truncated
 
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.combined import Combined
-from redrafter_mlx.drafting.interface import Drafter, Features, Seen
+from redrafter_mlx.drafting.interface import Drafter, Features
 from redrafter_mlx.drafting.published.heads.eagle import EagleDrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target_model.model import Target
 
 SHAPES = [BeamShape(1, 2), BeamShape(1, 4), BeamShape(3, 4), BeamShape(4, 5, 9)]
-
-
-@pytest.fixture(scope="module")
-def model() -> nn.Module:
-    return byte_model(num_hidden_layers=LAYERS, tie_word_embeddings=False)
-
-
-@pytest.fixture(scope="module")
-def trained(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of drafters that were trained on the target's answers, by form."""
-    folders = {}
-    for name, sample in TRAINED.items():
-        tensors = random_tensors(sample)
-        folder = write_files(tmp_path_factory.mktemp("random") / "d", sample, tensors)
-        learned = train(load(folder, Target(model)), model)
-        folders[name] = write_files(tmp_path_factory.mktemp("trained") / "d", sample, learned)
-    return folders
 
 
 def reference(sample: Sample, tensors: Tensors, model: nn.Module) -> Reference:
@@ -89,11 +69,7 @@ def test_logits_of_three_levels_equal_the_equations(
     tokens = rng.integers(0, VOCAB, 12).tolist()
     width = sample.features * HIDDEN
     features = rng.normal(size=(11, width + HIDDEN * (sample.form == 3)))  # final norm last
-    memory = drafter.empty(1)
-    for at, count in ((0, 5), (5, 4)):
-        memory = drafter.extend(memory, replace(seen(tokens, features, at, count, 5), start=at))
-    levels = drafter.levels(memory, seen(tokens, features, 9, 2, 4), 3)
-    got, drafts = three_levels(levels)
+    got, drafts = three_levels(after_three_pieces(drafter, tokens, features, 3))
     equations = reference(sample, tensors, model)
     want = [equations.logits(features[:, :width], tokens[1:], path) for path in drafts]
     assert np.std(want) > 0.3
@@ -129,12 +105,6 @@ def test_it_drafts_along_a_static_tree(model: nn.Module, trained: dict[str, Path
 
 
 decoder_of = partial(decoder_with, load)
-
-
-def accepted(decoder: Decoder) -> float:
-    """Return the share of steps whose first draft was accepted."""
-    _, results, _ = run(decoder, 40)
-    return sum(len(r.tokens) - 1 for r in results[1:]) / (len(results) - 1)
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -174,24 +144,13 @@ def test_it_remembers_true_features_alone(
 ) -> None:
     """After any step, its cache equals one computed afresh from the text's own features."""
     target = Target(model)
-    parts = [load(trained[part], target) for part in ([name] if name in trained else TRAINED)]
+    parts = [load(trained[part], target) for part in (TRAINED if name == "both" else [name])]
     drafter: Drafter = parts[0] if len(parts) == 1 else Combined(*parts)
     decoder = Decoder(target.reading(drafter.features.layers), drafter, PLAIN, GREEDY)
     text = mx.array([[*PROMPT, *plain_tokens(model, PROMPT, 60)]])
+    features = {part: features_of(part, model, text) for part in parts}
     for n in (8, 40):
-        said, _, cache = run(decoder, n, shapes=Alternating(*shapes))
-        assert said == text[0, len(PROMPT) :].tolist()[:n]
-        cache.catch_up(drafter)
-        (known,) = cache.remembered.tolist()  # type: ignore[union-attr,misc]
-        assert len(PROMPT) + n - 1 <= known <= len(PROMPT) + n + 5
-        for i, part in enumerate(parts):
-            features = features_of(part, model, text)
-            zero = mx.array([0])
-            whole = Seen(text[:, : known + 1], features[:, :known], zero, zero + known, known, 0)
-            fresh = part.extend(part.empty(1), whole)
-            memory = cache.memory if len(parts) == 1 else cache.memory[i]
-            for got, want in zip(memory[0], fresh[0], strict=True):
-                np.testing.assert_allclose(got[:, :, :known], want[:, :, :known], atol=1e-4)
+        remembers_true_features_alone(decoder, features, text, n, shapes)
 
 
 @pytest.mark.parametrize("shape", [BeamShape(1, 2), BeamShape(3, 4)], ids=str)
@@ -227,7 +186,7 @@ def test_features_of_few_positions_are_kept_for_an_idle_drafter(
 def decoder(request: pytest.FixtureRequest, model: nn.Module, trained: dict[str, Path]) -> Decoder:
     """Return a decoder with a drafter that has a KV cache of its own."""
     shape = BeamShape(3, 4)
-    if request.param in trained:
+    if request.param in TRAINED:
         return decoder_of(trained[request.param], model, shape)
     target = Target(model)
     return Decoder(target, drafter_for(target, truncated(model, 2)), shape, GREEDY)

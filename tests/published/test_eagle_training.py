@@ -13,17 +13,9 @@ import pytest
 from decoding import run
 from drafter_laws import training_drafts_as_decoding, two_texts
 from eagle_files import fresh, load, random_text, recipe_of, save, seen, written_texts
-from eagle_samples import (
-    LAYERS,
-    SAMPLES,
-    VOCAB,
-    Reference,
-    Sample,
-    random_tensors,
-    write_files,
-)
+from eagle_samples import SAMPLES, VOCAB, Reference, Sample, random_tensors, write_files
 from evaluations import accepted_along
-from tiny import HIDDEN, byte_model, byte_tokenizer
+from tiny import HIDDEN, byte_tokenizer
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.step import Decoder
@@ -39,11 +31,6 @@ from redrafter_mlx.distill.options_file import make_job
 from redrafter_mlx.drafting.published.heads.eagle import EagleDrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target_model.model import Target
-
-
-@pytest.fixture(scope="module")
-def model() -> nn.Module:
-    return byte_model(num_hidden_layers=LAYERS, tie_word_embeddings=False)
 
 
 @pytest.mark.parametrize(

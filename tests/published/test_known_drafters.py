@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from command_line import CommandLine
 from huggingface_hub import constants
 from tiny import byte_tokenizer, plain_tokens, random_drafter, random_model
 from weights_samples import F32, Q4_1, gguf_metadata, gguf_tensors, llama_model, write_gguf
 
-from redrafter_mlx.cli import main
 from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading import load as loading
@@ -107,9 +107,7 @@ def on_disk(root: Path) -> Path:
     return folder
 
 
-def test_auto_takes_a_published_drafter_that_is_here_and_else_says_what_to_pull(
-    tiny: Path,
-) -> None:
+def test_auto_takes_a_published_drafter_that_is_here_and_else_says_what_to_pull(tiny: Path) -> None:
     without = load("org/tiny-4bit")
     assert without.drafting == "lookup and earlier"
     assert without.drafter_note is not None
@@ -131,27 +129,20 @@ def test_auto_takes_a_published_drafter_that_is_here_and_else_says_what_to_pull(
     assert str(folder) in str(broken.drafter_note)
 
 
-def test_drafters_lists_what_is_known_and_what_is_here(
-    tiny: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.run(["drafters", "org/tiny-4bit"]) == 0
-    title, row = capsys.readouterr().out.splitlines()
+def test_drafters_lists_what_is_known_and_what_is_here(tiny: Path, cli: CommandLine) -> None:
+    title, row = cli.out("drafters", "org/tiny-4bit").splitlines()
     assert title.split() == ["NAME", "FORM", "ON", "DISK", "SIZE", "LICENSE"]
     assert row.split() == [REPO, "ReDrafter", "no", "4", "MB", "unknown"]
     folder = on_disk(tiny)
-    assert main.run(["drafters", "org/tiny-4bit", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    said = cli.json("drafters", "org/tiny-4bit", "--json")
     assert said["model"] == "org/tiny-4bit"
     (drafter,) = said["drafters"]
     assert (drafter["name"], drafter["path"]) == (REPO, str(folder))
-    assert main.run(["drafters", DEFAULT_MODEL]) == 0
-    _, shipped = capsys.readouterr().out.splitlines()
+    _, shipped = cli.out("drafters", DEFAULT_MODEL).splitlines()
     assert DEFAULT_MODEL in shipped
     assert shipped.split()[-1] == "apache-2.0"
-    assert main.run(["drafters", "org/unknown"]) == 0
-    assert "no drafter is known for org/unknown" in capsys.readouterr().out
-    assert main.run(["drafters", "unknown"]) == 1
-    assert "no model 'unknown'" in capsys.readouterr().err
+    assert "no drafter is known for org/unknown" in cli.out("drafters", "org/unknown")
+    assert "no model 'unknown'" in cli.error("drafters", "unknown")
 
 
 @pytest.mark.parametrize(
@@ -207,15 +198,12 @@ def test_a_draft_model_that_is_quantised_already_keeps_its_bits_unless_others_ar
     assert loaded == [quantize]
 
 
-def test_show_describes_a_drafter_by_its_form_size_and_target(
-    tiny: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_describes_a_drafter_by_its_form_size_and_target(tiny: Path, cli: CommandLine) -> None:
     folder = on_disk(tiny)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "target": "org/tiny"}))
     for name in (REPO, str(folder)):
-        assert main.run(["show", name]) == 0
-        rows = dict(x.split("  ", 1) for x in capsys.readouterr().out.splitlines())
+        rows = dict(x.split("  ", 1) for x in cli.out("show", name).splitlines())
         assert rows["form"].strip() == "ReDrafter drafter"
         assert rows["target"].strip() == "org/tiny"
         assert rows["path"].strip() == str(folder)
@@ -230,10 +218,9 @@ def test_show_describes_a_drafter_by_its_form_size_and_target(
     ],
 )
 def test_a_head_that_a_conversion_left_out_is_named(
-    model: str, head: str, capsys: pytest.CaptureFixture[str]
+    model: str, head: str, cli: CommandLine
 ) -> None:
-    assert main.run(["drafters", model]) == 0
-    assert f"--drafter {head}" in capsys.readouterr().out
+    assert f"--drafter {head}" in cli.out("drafters", model)
 
 
 def test_the_original_itself_needs_no_head_from_elsewhere() -> None:

@@ -284,10 +284,7 @@ def test_a_wrong_pair_is_refused_before_weights_are_read(
     [
         ({"3.0.linear.bias": mx.zeros(HIDDEN)}, r"lacks tensor heads\.3"),
         ({"0.0.other": mx.zeros(3)}, r"holds tensor 0\.0\.other"),
-        (
-            {"1.0.linear.weight": mx.zeros((HIDDEN, 3))},
-            r"heads\.1\.blocks\.0\.linear\.weight has",
-        ),
+        ({"1.0.linear.weight": mx.zeros((HIDDEN, 3))}, r"heads\.1\.blocks\.0\.linear\.weight has"),
         ({"0.0.linear.weight": mx.zeros(3)}, "lacks the matrix of its first"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,16 +11,19 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from command_line import CommandLine
 from draft_models import GREEDY, PROMPT, run
 from drafter_laws import (
+    after_three_pieces,
     conversation_says_what_a_plain_one_does,
     decoder_with,
     generated,
+    logits_along,
+    remembers_true_features_alone,
     rows_accept_what_they_would_alone,
     three_levels,
     wrong_pair_is_refused_before_weights_are_read,
 )
-from eagle_files import seen
 from fake_hub import FakeHub
 from fake_hub import hub as hub
 from grammar_samples import grammars_say_what_plain_answers_say
@@ -49,16 +51,13 @@ from mtp_samples import (
     write_head,
     write_model,
 )
-from policies import Alternating
 from tiny import HIDDEN, byte_tokenizer, plain_tokens
 
 import redrafter_mlx
-from redrafter_mlx.cli import main
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.files.drafter_files import parameters_of
 from redrafter_mlx.drafting.files.forms import DrafterFolder
-from redrafter_mlx.drafting.interface import Seen
 from redrafter_mlx.drafting.published.heads.mtp import MtpDrafter, layer_like
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.target_model.model import Target
@@ -81,11 +80,7 @@ def test_logits_of_three_levels_equal_the_equations(model: nn.Module, tmp_path: 
     rng = np.random.default_rng(1)
     tokens = rng.integers(0, VOCAB, 12).tolist()
     hidden = rng.normal(size=(11, HIDDEN))
-    memory = drafter.empty(1)
-    for at, count in ((0, 5), (5, 4)):
-        memory = drafter.extend(memory, replace(seen(tokens, hidden, at, count, 5), start=at))
-    levels = drafter.levels(memory, seen(tokens, hidden, 9, 2, 4), 3)
-    got, drafts = three_levels(levels)
+    got, drafts = three_levels(after_three_pieces(drafter, tokens, hidden, 3))
     equations = Reference(model, tensors)
     want = np.stack([equations.logits(tokens, hidden, path)[-1] for path in drafts])
     assert np.std(want) > 0.3
@@ -121,17 +116,8 @@ def test_it_remembers_true_features_alone(
     """After any step, its cache equals one computed afresh from the text's own features."""
     decoder = decoder_of(write_head(tmp_path / "d", random_head(model)), model, PLAIN)
     text = mx.array([[*PROMPT, *plain_tokens(model, PROMPT, 40)]])
-    said, _, cache = run(decoder, 25, shapes=Alternating(*shapes))
-    assert said == text[0, len(PROMPT) :].tolist()[:25]
-    cache.catch_up(decoder.drafter)
-    (known,) = cache.remembered.tolist()  # type: ignore[union-attr,misc]
-    assert len(PROMPT) + 24 <= known <= len(PROMPT) + 30
-    zero = mx.array([0])
-    hidden = model.language_model.model(text)[:, :known]
-    whole = Seen(text[:, : known + 1], hidden, zero, zero + known, known, 0)
-    fresh = decoder.drafter.extend(decoder.drafter.empty(1), whole)
-    for got, want in zip(cache.memory[0], fresh[0], strict=True):
-        np.testing.assert_allclose(got[:, :, :known], want[:, :, :known], atol=1e-4)
+    features = {decoder.drafter: model.language_model.model(text)}
+    remembers_true_features_alone(decoder, features, text, 25, shapes)
 
 
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(1.0)], ids=lambda p: p.method)
@@ -192,11 +178,7 @@ def test_heads_in_other_layouts_draft_what_their_equations_say(name: str, tmp_pa
     for folder, in_model in folders.items():
         drafter = DrafterFolder(folder, in_model=in_model).bind(target, byte_tokenizer())
         assert isinstance(drafter, MtpDrafter)
-        memory = drafter.extend(drafter.empty(1), seen(tokens, hidden, 0, 5, 6))
-        levels = drafter.levels(memory, seen(tokens, hidden, 5, 3, 4), 3)
-        found = [levels.first()]
-        found += [levels.following(mx.array([[0]]), mx.array([[token]])) for token in (5, 60)]
-        got = mx.concatenate(found, axis=1)[0]
+        got = logits_along(drafter, tokens, hidden, [5, 60])
         np.testing.assert_allclose(got, want, atol=1e-4 * np.std(want))
 
 
@@ -240,11 +222,7 @@ def test_nemotrons_heads_draft_what_their_equations_say(in_model: bool, tmp_path
     assert isinstance(drafter, MtpDrafter)
     rng = np.random.default_rng(1)
     tokens, hidden = rng.integers(0, VOCAB, 9).tolist(), rng.normal(size=(8, HIDDEN))
-    memory = drafter.extend(drafter.empty(1), seen(tokens, hidden, 0, 5, 6))
-    levels = drafter.levels(memory, seen(tokens, hidden, 5, 3, 4), 3)
-    found = [levels.first()]
-    found += [levels.following(mx.array([[0]]), mx.array([[token]])) for token in (5, 60)]
-    got = mx.concatenate(found, axis=1)[0]
+    got = logits_along(drafter, tokens, hidden, [5, 60])
     want = nemotrons_logits(model, tensors, tokens, mx.array(hidden, mx.float32), [5, 60])
     np.testing.assert_allclose(got, want, atol=1e-4 * np.std(want))
     decoder = Decoder(target, drafter, SHAPES[-1], GREEDY)
@@ -362,22 +340,20 @@ SHAPE = ("--beam-width", "2", "--beam-length", "3")
 @pytest.mark.parametrize("more", [(), ("--temperature", "1", "--seed", "4")], ids=len)
 def test_what_is_typed_says_what_plain_decoding_says(
     more: tuple[str, ...], folder: Path, model: nn.Module, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    cli: CommandLine,
 ) -> None:  # fmt: skip
-    plain = generated(folder, "none", capsys, more)
+    plain = generated(cli, folder, "none", *more)
     sidecar = write_head(tmp_path / "head", without_ones(random_head(model)))
     for drafter in ("mtp", sidecar):
-        drafted = generated(folder, drafter, capsys, (*more, *SHAPE))
+        drafted = generated(cli, folder, drafter, *more, *SHAPE)
         assert drafted["token_ids"] == plain["token_ids"]
-        assert drafted["shapes"][0]["width"] == 2  # type: ignore[index]
+        assert drafted["shapes"][0]["width"] == 2
 
 
-def test_conversions_of_qwen3_next_may_hold_their_head(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_conversions_of_qwen3_next_may_hold_their_head(tmp_path: Path, cli: CommandLine) -> None:
     folder = write_model(tmp_path / "next", target_model("qwen3_next"))
-    plain = generated(folder, "none", capsys)
-    assert generated(folder, "mtp", capsys, SHAPE)["token_ids"] == plain["token_ids"]
+    plain = generated(cli, folder, "none")
+    assert generated(cli, folder, "mtp", *SHAPE)["token_ids"] == plain["token_ids"]
 
 
 def test_answers_with_grammars_say_what_plain_ones_do(folder: Path) -> None:
@@ -388,21 +364,17 @@ def test_answers_with_grammars_say_what_plain_ones_do(folder: Path) -> None:
 
 
 def test_a_target_that_brings_no_head_is_one_line(
-    folder: Path, model: nn.Module, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, model: nn.Module, tmp_path: Path, cli: CommandLine
 ) -> None:
     bare = Path(shutil.copytree(folder, tmp_path / "bare"))
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(bare / "model.safetensors"), weights, {"format": "mlx"})
-    assert main.run(["generate", "--model", str(bare), "--drafter", "mtp", "-p", "Hi"]) == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert "mtp.*" in err
+    assert "mtp.*" in cli.error("generate", "--model", bare, "--drafter", "mtp", "-p", "Hi")
 
 
 def test_of_the_original_repository_only_the_files_with_the_head_are_fetched(
     folder: Path, model: nn.Module, tmp_path: Path, hub: FakeHub,
-    capsys: pytest.CaptureFixture[str],
+    cli: CommandLine,
 ) -> None:  # fmt: skip
     """Where another tensor lies in the same file; the second time, nothing is asked."""
     head = {f"mtp.{name}": array for name, array in without_ones(random_head(model)).items()}
@@ -415,23 +387,23 @@ def test_of_the_original_repository_only_the_files_with_the_head_are_fetched(
         first: b"large" * 1000,
         second: (tmp_path / "2.safetensors").read_bytes(),
     }
-    plain = generated(folder, "none", capsys)
-    drafted = generated(folder, "mtp:org/original", capsys, SHAPE)
+    plain = generated(cli, folder, "none")
+    drafted = generated(cli, folder, "mtp:org/original", *SHAPE)
     assert drafted["token_ids"] == plain["token_ids"]
     assert any(second in asked for asked in hub.asked)
     assert not any(first in asked for asked in hub.asked)
     hub.asked.clear()
-    generated(folder, "mtp:org/original", capsys, ("--offline", *SHAPE))
+    generated(cli, folder, "mtp:org/original", "--offline", *SHAPE)
     assert hub.asked == []
 
 
 def test_a_head_split_off_comes_from_the_hub(
     folder: Path, model: nn.Module, tmp_path: Path, hub: FakeHub,
-    capsys: pytest.CaptureFixture[str],
+    cli: CommandLine,
 ) -> None:  # fmt: skip
     """Though its configuration states as many layers as its target's."""
     head = write_head(tmp_path / "head", random_head(model))
     hub.repos["org/head", "main"] = {path.name: path.read_bytes() for path in head.iterdir()}
-    plain = generated(folder, "none", capsys)
-    drafted = generated(folder, "org/head", capsys, SHAPE)
+    plain = generated(cli, folder, "none")
+    drafted = generated(cli, folder, "org/head", *SHAPE)
     assert drafted["token_ids"] == plain["token_ids"]

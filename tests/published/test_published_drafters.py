@@ -8,6 +8,8 @@ from pathlib import Path
 import block_samples
 import mlx.core as mx
 import pytest
+from command_line import CommandLine
+from drafter_laws import generated
 from eagle_samples import LAYERS, SAMPLES, VOCAB, random_tensors, write_files
 from medusa_files import AUTHORS, authors_tensors
 from mlp_speculator_files import config_of, stored_tensors
@@ -15,7 +17,6 @@ from mlx.utils import tree_flatten
 from tiny import byte_model, byte_tokenizer
 from torch_files import write_torch_file
 
-from redrafter_mlx.cli import main
 from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.loading.drafter import loadable_forms
@@ -75,34 +76,23 @@ def write_published(folder: Path, form: str, vocab: int = VOCAB) -> Path:
     return folder
 
 
-def generate(model: Path, drafter: object, *more: str) -> int:
-    return main.run(
-        ["generate", "--model", str(model), "--drafter", str(drafter), "-p", "Hi", "--max-tokens",
-         "12", *more]
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("form", PUBLISHED)
 def test_a_published_drafter_says_what_plain_decoding_says(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+    model: Path, tmp_path: Path, cli: CommandLine, form: str
 ) -> None:
-    assert generate(model, "none", "--json") == 0
-    plain = json.loads(capsys.readouterr().out)
+    plain = generated(cli, model, "none")
     drafter = write_published(tmp_path / "drafter", form)
-    assert generate(model, drafter, "--json", "--beam-width", "2", "--beam-length", "3") == 0
-    drafted = json.loads(capsys.readouterr().out)
+    drafted = generated(cli, model, drafter, "--beam-width", "2", "--beam-length", "3")
     assert drafted["token_ids"] == plain["token_ids"]
     assert {(shape["width"], shape["length"]) for shape in drafted["shapes"]} == {(2, 3)}
 
 
 @pytest.mark.parametrize("form", ["Medusa", "MLP speculator"])
 def test_a_drafter_of_another_vocabulary_is_one_line(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+    model: Path, tmp_path: Path, cli: CommandLine, form: str
 ) -> None:
-    assert generate(model, write_published(tmp_path / "drafter", form, vocab=300)) == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
+    drafter = write_published(tmp_path / "drafter", form, vocab=300)
+    err = cli.error("generate", "--model", model, "--drafter", drafter, "-p", "Hi")
     assert "300" in err
     assert str(VOCAB) in err
 

@@ -16,24 +16,16 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from block_samples import RANK, Sample, of_authors
+from command_line import CommandLine
 from draft_models import GREEDY, PROMPT, run
 from drafter_laws import decoder_with, generated, rows_accept_what_they_would_alone
 from eagle_files import seen
 from grammar_samples import grammars_say_what_plain_answers_say
-from mtp_samples import (
-    VOCAB,
-    load,
-    random_head,
-    target_model,
-    write_head,
-    write_model,
-)
+from mtp_samples import VOCAB, load, random_head, target_model, write_head, write_model
 from primitives import touching
 from tiny import HIDDEN, byte_model, byte_tokenizer, plain_tokens, random_model
 
 import redrafter_mlx
-from redrafter_mlx.cli import main
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.files.forms import DrafterFolder
@@ -126,16 +118,6 @@ def test_what_is_drafted_or_drawn_is_in_the_vocabulary(
         assert found <= allowed
 
 
-BLOCKS = {
-    "DFlash": Sample(of_authors()),
-    "DSpark": Sample(of_authors({"projector_type": "dspark"}), first_row=0, markov="vanilla"),
-    "DFlash 2": Sample(
-        of_authors({"conv_group_size": 8, "selector_rank": RANK, "selector_top_k": 7}),
-        candidates=7,
-    ),
-}
-
-
 def sample_of(form: str, folder: Path) -> tuple[Target, LevelDrafter, int]:
     """Return a target, a drafter of a form, and the size of the features that are recorded."""
     if form == "MTP":
@@ -148,13 +130,13 @@ def sample_of(form: str, folder: Path) -> tuple[Target, LevelDrafter, int]:
         config = MedusaConfig(HIDDEN, VOCAB, 3, 1, True, "target", VOCAB)
         save_medusa(MedusaNetwork(config), folder / "d", {})
         return target, DrafterFolder(folder / "d").load(target), HIDDEN
-    sample = BLOCKS[form]
+    sample = block_samples.TRAINED[form]
     tensors = block_samples.random_tensors(sample)
     drafter = block_samples.load(block_samples.write_files(folder / "d", sample, tensors), target)
     return target, drafter, (sample.features + 1) * HIDDEN
 
 
-FORMS = pytest.mark.parametrize("form", ["MTP", "Medusa", *BLOCKS])
+FORMS = pytest.mark.parametrize("form", ["MTP", "Medusa", *block_samples.TRAINED])
 
 
 def second_level(drafter: LevelDrafter, features: np.ndarray) -> Callable[[mx.array], mx.array]:
@@ -240,14 +222,14 @@ def folder(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("more", [(), ("--temperature", "1", "--seed", "4")], ids=len)
 def test_what_is_typed_says_what_plain_decoding_says(
-    more: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]
+    more: tuple[str, ...], folder: Path, cli: CommandLine
 ) -> None:
-    plain = generated(folder, "none", capsys, more)
+    plain = generated(cli, folder, "none", *more)
     restricted = (*more, *TYPED, "--draft-vocab", "100", "--drafter-bits", "8")
     for drafter in ("mtp", "auto"):
-        drafted = generated(folder, drafter, capsys, restricted)
+        drafted = generated(cli, folder, drafter, *restricted)
         assert drafted["token_ids"] == plain["token_ids"]
-        assert drafted["shapes"][0]["width"] == 2  # type: ignore[index]
+        assert drafted["shapes"][0]["width"] == 2
 
 
 def test_answers_with_grammars_say_what_plain_ones_do(folder: Path) -> None:
@@ -274,14 +256,9 @@ def test_the_tokens_of_kept_answers_are_drafted(
 
 
 @pytest.mark.parametrize("size", ["0", "-3", "259", "many"])
-def test_a_wrong_number_of_tokens_is_one_line(
-    size: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_number_of_tokens_is_one_line(size: str, folder: Path, cli: CommandLine) -> None:
     typed = ["generate", "--model", str(folder), "--drafter", "mtp", "-p", "Hi", "--draft-vocab"]
-    assert main.run([*typed, size]) in (1, 2)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
+    err = cli.error(*typed, size, status=2 if size == "many" else 1)
     assert size in err
     assert "vocab" in err
 

@@ -151,6 +151,15 @@ SAMPLES = {
     ),
 }
 
+TRAINED = {
+    "DFlash": Sample(of_authors()),
+    "DSpark": Sample(of_authors({"projector_type": "dspark"}), first_row=0, markov="vanilla"),
+    "DFlash 2": Sample(
+        of_authors({"conv_group_size": 8, "selector_rank": RANK, "selector_top_k": 7}), candidates=7
+    ),
+}
+"""Those that learn the target's answers in tests."""
+
 
 def random_tensors(sample: Sample, seed: int = 0) -> Tensors:
     """Return random tensors without a prefix."""

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
 from batches import scheduled, some
-from draft_models import GREEDY
+from command_line import CommandLine
+from draft_models import GREEDY, PROMPT, run
 from eagle_files import random_text, seen
+from policies import Alternating
 from tiny import HIDDEN, byte_tokenizer
 
-from redrafter_mlx.cli import main
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.forms.eagle_sequences import Sequences, pad_together
-from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.drafting.interface import Drafter, Seen
 from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter
 from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
@@ -86,18 +88,65 @@ def three_levels(levels: DraftLevels) -> tuple[mx.array, list[list[int]]]:
     return mx.concatenate(outputs, axis=1)[0], paths
 
 
-def generated(
-    model: Path, drafter: object, capsys: pytest.CaptureFixture[str], more: Sequence[str] = ()
-) -> dict[str, object]:
+def generated(cli: CommandLine, model: Path, drafter: object, *more: str) -> dict[str, Any]:
     """Return what `redrafter-mlx generate` prints as JSON."""
-    code = main.run(
-        ["generate", "--model", str(model), "--drafter", str(drafter), "-p", "Hi", "--max-tokens",
-         "12", "--json", *more]
-    )  # fmt: skip
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    found: dict[str, object] = json.loads(out)
+    line = ("generate", "--model", model, "--drafter", drafter, "-p", "Hi", "--max-tokens", 12)
+    found: dict[str, Any] = cli.json(*line, "--json", *more)
     return found
+
+
+def accepted(decoder: Decoder) -> float:
+    """Return the mean number of accepted drafts of a step."""
+    _, results, _ = run(decoder, 40)
+    return sum(len(r.tokens) - 1 for r in results[1:]) / (len(results) - 1)
+
+
+def after_three_pieces(
+    drafter: LevelDrafter, tokens: Sequence[int], features: np.ndarray, n: int
+) -> DraftLevels:
+    """Return `n` levels after a text of twelve tokens that was read in three pieces, padded."""
+    memory = drafter.empty(1)
+    for at, count in ((0, 5), (5, 4)):
+        memory = drafter.extend(memory, replace(seen(tokens, features, at, count, 5), start=at))
+    return drafter.levels(memory, seen(tokens, features, 9, 2, 4), n)
+
+
+def logits_along(
+    drafter: LevelDrafter, tokens: Sequence[int], features: np.ndarray, path: Sequence[int]
+) -> mx.array:
+    """Return the logits [1 + drafts, V] along a path of drafts, after a text in two pieces."""
+    memory = drafter.extend(drafter.empty(1), seen(tokens, features, 0, 5, 6))
+    left = len(features) - 5
+    levels = drafter.levels(memory, seen(tokens, features, 5, left, left + 1), len(path) + 1)
+    found = [levels.first()]
+    found += [levels.following(mx.array([[0]]), mx.array([[token]])) for token in path]
+    return mx.concatenate(found, axis=1)[0]
+
+
+def remembers_true_features_alone(
+    decoder: Decoder,
+    features: Mapping[Drafter, mx.array],
+    text: mx.array,
+    n: int,
+    shapes: Sequence[BeamShape],
+) -> None:
+    """Check the memory after `n` tokens against one computed afresh from the text's own features.
+
+    text: [1, P], the prompt and what follows it
+    features: [1, P, C] of each drafter of the decoder's, of several if it combines them
+    """
+    said, _, cache = run(decoder, n, shapes=Alternating(*shapes))
+    assert said == text[0, len(PROMPT) :].tolist()[:n]
+    cache.catch_up(decoder.drafter)
+    (known,) = cache.remembered.tolist()  # type: ignore[union-attr,misc]
+    assert len(PROMPT) + n - 1 <= known <= len(PROMPT) + n + 5
+    zero, memories = mx.array([0]), cache.memory if len(features) > 1 else (cache.memory,)
+    for (drafter, read), memory in zip(features.items(), memories, strict=True):
+        whole = Seen(text[:, : known + 1], read[:, :known], zero, zero + known, known, 0)
+        fresh = drafter.extend(drafter.empty(1), whole)
+        for mine, want in zip(memory, fresh, strict=True):
+            for a, b in zip(mine, want, strict=True):
+                np.testing.assert_allclose(a[:, :, :known], b[:, :, :known], atol=1e-4)
 
 
 def wrong_pair_is_refused_before_weights_are_read(

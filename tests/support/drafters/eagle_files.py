@@ -12,16 +12,8 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
 from draft_models import PROMPT
-from eagle_samples import (
-    VOCAB,
-    Sample,
-    Tensors,
-)
-from tiny import (
-    HIDDEN,
-    byte_tokenizer,
-    plain_tokens,
-)
+from eagle_samples import VOCAB, Sample, Tensors
+from tiny import HIDDEN, byte_tokenizer, plain_tokens
 
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.corpus.writing.generation import write_answers
