@@ -16,6 +16,7 @@ from batches import (
     VARIOUS,
     Decoded,
     drafted,
+    finish,
     follow_a_random_schedule,
     scheduled,
     some,
@@ -105,8 +106,7 @@ def test_dead_slots_move_no_output(shape: BeamShape) -> None:
         return honest(tree, cache, length, bound, compiled)
 
     decoder.target.verify = filled  # type: ignore[method-assign, assignment]
-    while batch.sequences:
-        batch.advance()
+    finish(batch)
     del decoder.target.verify
     assert all(row.status is Status.FINISHED for row in rows)
     for each in sequences:
@@ -182,8 +182,7 @@ def test_graphs_are_built_for_each_extent_alone(
     decoder = Decoder(tiny(), None, PLAIN, GREEDY)
     sequence, batch = Decoded([1, 2, 3], 280), Pipeline(decoder, FixedPolicy(decoder.shape))
     sequence.join(batch, decoder)
-    while batch.sequences:
-        batch.advance()
+    finish(batch)
     assert decoder.target.compiled == graphs
 
 
@@ -295,8 +294,7 @@ def test_answers_that_begin_together_choose_their_first_shape_once() -> None:
         for sequence in sequences:
             sequence.join(batch, decoder)
         assert batch.first_shape(rows[0], 3) == decoder.shape
-        while batch.sequences:
-            batch.advance()
+        finish(batch)
 
 
 def test_no_time_is_reported_of_a_step_with_a_row_that_was_cancelled() -> None:

@@ -50,9 +50,7 @@ class Scripted:
         return Proposal(self.chosen[-1])
 
     def revise(
-        self,
-        rows: abc.Sequence[Sequence],
-        drafted: abc.Sequence[Drafted],
+        self, rows: abc.Sequence[Sequence], drafted: abc.Sequence[Drafted]
     ) -> list[Proposal | None]:
         """Plan copies of random length, alone or next to the drafts."""
         return [self._plan(*one) for one in zip(rows, drafted, strict=True)]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
-import signal
 import stat
 import subprocess
 import sys
@@ -15,6 +13,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from full_disk import files_of_at_most
 
 from redrafter_mlx.decoding.cache.prefix_store import PrefixStore, StoredPrefix
 from redrafter_mlx.errors import BadInputError
@@ -157,18 +156,11 @@ def test_what_another_process_wrote_meanwhile_is_found(tmp_path: Path) -> None:
 def test_a_full_disk_is_said_once_and_leaves_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A limit of the size of files stands for it."""
-    was = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, was[1]))
+    with files_of_at_most(20_000):
         store = make(tmp_path)
         for n in range(2):
             store.save(stored([n, *TEXT], size=50_000))
         store.close()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, was)
-        signal.signal(signal.SIGXFSZ, handler)
     assert files(tmp_path) == []
     assert [one.levelno for one in caplog.records] == [logging.WARNING]
 

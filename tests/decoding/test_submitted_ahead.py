@@ -9,7 +9,7 @@ from itertools import cycle
 from types import SimpleNamespace
 
 import pytest
-from batches import FEW, GREEDY, VARIOUS, Decoded, drafted, scheduled, some, tiny
+from batches import FEW, GREEDY, VARIOUS, Decoded, drafted, finish, scheduled, some, tiny
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding import order
@@ -138,14 +138,11 @@ def test_an_answer_whose_last_token_is_known_submits_nothing_after_it(events: li
     ahead, _ = both(Decoder(tiny(), None, PLAIN, GREEDY))
     sequence, batch = Decoded([1, 2], 5), Pipeline(ahead, FixedPolicy(PLAIN))
     sequence.join(batch, ahead, kind=EndsAtFive)
-    while batch.sequences:
-        batch.advance()
+    finish(batch)
     assert events == ["submit"] + ["submit", "read"] * 4 + ["read"]
 
 
-def test_a_step_that_results_may_change_is_submitted_after_they_are_read(
-    events: list[str],
-) -> None:
+def test_a_step_that_results_may_change_is_submitted_after_they_are_read(events: list[str]) -> None:
     """Trees of drafts, and texts that any token makes repeat themselves."""
     ahead, _ = both(Decoder(tiny(), None, BeamShape(2, 3), GREEDY, host_drafters=(Lookup(1),)))
     for decoder in (ahead, drafted(ahead.target, BeamShape(2, 3))):
@@ -189,8 +186,7 @@ def test_a_plain_step_between_trees_is_timed_without_the_host_that_it_waits_for(
         return sequence.finished(result)
 
     row.on_result = finished
-    while batch.sequences:
-        batch.advance()
+    finish(batch)
     timed = [step for step in sequence.results if step.seconds is not None]
     assert {(step.query_rows == 1, step.seconds) for step in timed} == {(True, 0), (False, 11)}
 
@@ -198,8 +194,7 @@ def test_a_plain_step_between_trees_is_timed_without_the_host_that_it_waits_for(
     decoder, sequence = replace(ahead, host_drafters=(Lookup(1),)), Decoded([1, 2], 30)
     batch = Pipeline(decoder, Waiting(True))
     sequence.join(batch, decoder).on_result = finished
-    while batch.sequences:
-        batch.advance()
+    finish(batch)
     assert {step.seconds for step in sequence.results if step.seconds is not None} == {11}
 
 
@@ -232,8 +227,7 @@ def test_a_step_takes_as_long_as_the_device_whenever_the_host_gets_to_read_it(
     sequence, shapes = Decoded([1, 2], 60), Waiting(True, True, False, False, False, True, False)
     batch = Pipeline(ahead, shapes)
     sequence.join(batch, ahead)
-    while batch.sequences:
-        batch.advance()
+    finish(batch)
     times = [step.seconds for step in sequence.results if step.seconds is not None]
     assert shapes.answers == {True, False}, "some steps wait, and some do not"
     assert len(times) > 10
@@ -271,8 +265,7 @@ def test_a_text_is_continued_from_the_cache_of_an_answer_that_ended(others: int)
     again = Sequence(longer.finished, len(longer.prompt))
     start = ahead.start(cache, row.committed, [longer.prompt], sequence_keys(0))
     batch.join(again, *start)
-    while batch.sequences:
-        batch.advance()
+    finish(batch)
     assert longer.emitted == Decoded([*text, 5, 6], 8).alone(waiting).emitted
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import resource
-import signal
 import stat
 import subprocess
 import sys
@@ -14,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from full_disk import files_of_at_most
 
 from redrafter_mlx.decoding.cache.prefix_store import stored_files
 from redrafter_mlx.decoding.cache.text_store import TextStore
@@ -129,16 +128,9 @@ def test_no_more_is_taken_over_than_is_kept(tmp_path: Path) -> None:
 def test_a_full_disk_is_said_and_keeps_what_was_there(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A limit of the size of files stands for it."""
     before = keep(tmp_path)
-    was = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, was[1]))
+    with files_of_at_most(20_000):
         keep(tmp_path, EarlierState([[7] * 50_000], TRIALS))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, was)
-        signal.signal(signal.SIGXFSZ, handler)
     assert files(tmp_path) == before
     assert [one.levelno for one in caplog.records] == [logging.WARNING]
     assert make(tmp_path).load() == KEPT

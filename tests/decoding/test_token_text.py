@@ -136,9 +136,7 @@ def test_a_chat_answer_keeps_its_first_space() -> None:
     assert model.generate("hello", max_tokens=3, logit_bias={space: 1000.0}).text == "   "
 
 
-def test_a_byte_level_tokenizer_is_decoded_as_one_whatever_decoder_it_names(
-    tmp_path: Path,
-) -> None:
+def test_a_byte_level_tokenizer_is_decoded_as_one_whatever_decoder_it_names(tmp_path: Path) -> None:
     """Tekken v13 names SentencePiece's decoder, which leaves `Ġ` in the text."""
     core = byte_level(SENTENCEPIECE)
     folder = write_folder(tmp_path / "tekken", llama_model(len(ALPHABET) + len(WORDS)))

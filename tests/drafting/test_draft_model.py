@@ -7,8 +7,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from backends import frees_at_once
-from decoding import counted_reads
-from draft_models import GREEDY, PROMPT, drafter_for, run
+from decoding import counted_reads, peak_of_decoding
+from draft_models import GREEDY, PROMPT, decoder_with, drafter_for, remembers_the_text, run
 from hybrids import hybrid_model
 from joint import V as FEW
 from joint import fits, tiny_target
@@ -26,7 +26,6 @@ from redrafter_mlx.drafting.draft_model import DraftModel, check_same_tokens
 from redrafter_mlx.drafting.interface import Memory, Seen
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import MismatchError
-from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.recurrent.state_cache import StateCache
@@ -38,9 +37,7 @@ SHAPES = [BeamShape(1, 2), BeamShape(1, 4), BeamShape(2, 3), BeamShape(3, 4), Be
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2"])
 def test_tokens_equal_autoregression(name: str, shape: BeamShape) -> None:
     model = random_model(name, num_hidden_layers=3)
-    target = Target(model)
-    drafter = drafter_for(target, truncated(model, 2))
-    emitted, results, _ = run(Decoder(target, drafter, shape, GREEDY), 60)
+    emitted, results, _ = run(decoder_with(model, truncated(model, 2), shape), 60)
     assert emitted == plain_tokens(model, PROMPT, 60)
     assert len({len(r.tokens) for r in results}) > 1, "acceptances of several lengths occurred"
 
@@ -55,8 +52,7 @@ def test_tokens_equal_autoregression_with_a_recurrent_draft_model(
 ) -> None:
     """The target itself drafts, and is accepted whole if one beam follows its argmax."""
     model = hybrid_model(name)
-    target = Target(model)
-    emitted, results, _ = run(Decoder(target, drafter_for(target, model), shape, GREEDY), 60)
+    emitted, results, _ = run(decoder_with(model, model, shape), 60)
     assert emitted == plain_tokens(model, PROMPT, 60)
     if shape.width == 1:
         assert {len(r.tokens) for r in results[1:]} == {shape.length}
@@ -80,11 +76,9 @@ def test_the_target_itself_is_accepted_whole(params: SamplingParams, shape: Beam
     model = random_model("llama (mistral-style)")
     if params.greedy:
         model.lm_head.weight = model.lm_head.weight * 100
-    target = Target(model)
-    drafter = drafter_for(target, model)
     if not params.greedy:
         shape = BeamShape(1, shape.length)
-    _, results, _ = run(Decoder(target, drafter, shape, params), 80)
+    _, results, _ = run(decoder_with(model, model, shape, params), 80)
     assert {len(r.tokens) for r in results[1:]} == {shape.length}
 
 
@@ -92,12 +86,10 @@ def test_the_target_itself_is_accepted_whole(params: SamplingParams, shape: Beam
 @pytest.mark.parametrize("accept", ["sample", "rejection"])
 def test_a_seed_gives_the_text_of_plain_decoding_by_sample(accept: str, seed: int) -> None:
     model = random_model(num_hidden_layers=3)
-    target = Target(model)
     params = SamplingParams(1.1, top_k=30, accept=accept)  # type: ignore[arg-type]
-    drafter = drafter_for(target, truncated(model, 1))
-    emitted, _, _ = run(Decoder(target, drafter, BeamShape(2, 4), params), 60, seed)
-    plain, _, _ = run(Decoder(target, None, PLAIN, params), 60, seed)
-    again, _, _ = run(Decoder(target, drafter, BeamShape(2, 4), params), 60, seed)
+    decoder = decoder_with(model, truncated(model, 1), BeamShape(2, 4), params)
+    emitted, again = (run(decoder, 60, seed)[0] for _ in "ab")
+    plain, _, _ = run(Decoder(decoder.target, None, PLAIN, params), 60, seed)
     assert emitted == again
     assert (emitted == plain) == (accept == "sample")
 
@@ -116,35 +108,18 @@ def test_the_draft_cache_after_any_step_equals_a_fresh_prefill(
     shapes: tuple[BeamShape, ...],
 ) -> None:
     model = random_model(num_hidden_layers=3)
-    target = Target(model)
     small = truncated(model, 2)
-    drafter = drafter_for(target, small)
+    decoder = decoder_with(model, small, PLAIN)
     for n in (8, 25, 40):
-        decoder = Decoder(target, drafter, PLAIN, GREEDY)
-        emitted, _, cache = run(decoder, n, shapes=Alternating(*shapes))
-        cache.catch_up(drafter)
-        known = cache.remembered.item()
-        text = [*PROMPT, *plain_tokens(model, PROMPT, n + 10)]
-        assert len(PROMPT) + n - 1 <= known <= len(PROMPT) + n + 5
-        fresh = Target(small)
-        want = fresh.new_cache()
-        fresh.append(mx.array([text[:known]]), want, 0)
-        assert text[: len(PROMPT) + n] == [*PROMPT, *emitted]
-        for pair, layer in zip(cache.memory, want.layers, strict=True):
-            for got, expected in zip(pair, (layer.keys, layer.values), strict=True):
-                assert expected is not None
-                np.testing.assert_allclose(
-                    got[:, :, :known], expected[:, :, :known], rtol=1e-4, atol=1e-5
-                )
+        remembers_the_text(decoder, model, small, n, shapes)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_step_calls_the_draft_model_once_for_each_drafted_token(shape: BeamShape) -> None:
     model = random_model()
-    target = Target(model)
-    drafter = drafter_for(target, model)
-    with decoding.counted(drafter.model, "call", "hidden") as calls:
-        _, results, _ = run(Decoder(target, drafter, shape, GREEDY), 40)
+    decoder = decoder_with(model, model, shape)
+    with decoding.counted(decoder.drafter.model, "call", "hidden") as calls:  # type: ignore[attr-defined]
+        _, results, _ = run(decoder, 40)
     drafts = len(results) + 1  # after the prompt, after each step, and one not submitted
     assert calls[0] == len(PROMPT) - 1
     assert len(calls) == 1 + drafts * (shape.length - 1)
@@ -152,22 +127,18 @@ def test_a_step_calls_the_draft_model_once_for_each_drafted_token(shape: BeamSha
 
 def test_what_was_missed_is_read_in_one_call() -> None:
     model = random_model()
-    target = Target(model)
-    drafter = drafter_for(target, model)
-    with decoding.counted(drafter.model, "call", "hidden") as calls:
-        decoder = Decoder(target, drafter, PLAIN, GREEDY)
+    decoder = decoder_with(model, model, PLAIN)
+    with decoding.counted(decoder.drafter.model, "call", "hidden") as calls:  # type: ignore[attr-defined]
         emitted, _, _ = run(decoder, 20, shapes=Alternating(*[PLAIN] * 9, BeamShape(1, 2)))
     assert emitted == plain_tokens(model, PROMPT, 20)
     assert calls[:3] == [len(PROMPT) - 1, 8, 2]
 
 
 def test_the_loop_reads_once_a_step_on_the_host() -> None:
-
     model = random_model()
-    target = Target(model)
-    drafter = drafter_for(target, truncated(model, 1))
+    decoder = decoder_with(model, truncated(model, 1), BeamShape(3, 4))
     with counted_reads() as counts:
-        _, results, _ = run(Decoder(target, drafter, BeamShape(3, 4), GREEDY), 40)
+        _, results, _ = run(decoder, 40)
     assert counts == {"tolist": len(results), "eval": len(results) - 1}
 
 
@@ -274,21 +245,9 @@ def test_buffers_of_the_draft_model_are_written_in_place() -> None:
     prompt = [i % VOCAB for i in range(3_000)]
     decoder = Decoder(target, drafter, BeamShape(2, 4), GREEDY)
     cache = decoder.new_cache()
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    seen = 0
-
-    def finished(_: StepResult) -> bool:
-        nonlocal seen
-        seen += 1
-        if seen == 3:
-            mx.reset_peak_memory()
-        return seen == 12
-
-    for _ in decode(decoder, cache, 0, prompt, sequence_keys(0), finished):
-        pass
+    peak = peak_of_decoding(decoder, cache, prompt, 12)
     held = cache.target.nbytes + sum(a.nbytes for pair in cache.memory for a in pair)
-    assert mx.get_peak_memory() - before < 1.2 * held
+    assert peak < 1.2 * held
 
 
 def test_a_larger_vocabulary_is_cut_to_the_common_tokens() -> None:
@@ -324,8 +283,8 @@ def test_another_tokenizer_is_refused_with_its_first_difference() -> None:
 def test_mlx_lms_own_draft_model_accepts_no_more(layers: int) -> None:
     """One beam drafts the same tokens as mlx-lm, step by step."""
     model = random_model(vocab_size=12, num_hidden_layers=3)
-    target, small = Target(model), truncated(model, layers)
-    decoder = Decoder(target, drafter_for(target, small), BeamShape(1, 4), GREEDY)
+    small = truncated(model, layers)
+    decoder = decoder_with(model, small, BeamShape(1, 4))
     emitted, results, _ = run(decoder, 61)
     prompt = mx.array([*PROMPT, emitted[0]])
     theirs = list(

@@ -10,9 +10,8 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from decoding import counted
-from draft_models import PROMPT, run
+from draft_models import PROMPT, remembers_the_text, run
 from mlx.utils import tree_flatten
-from policies import Alternating
 from tiny import VOCAB, Words, byte_model, byte_tokenizer, plain_tokens, random_model, truncated
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
@@ -80,22 +79,8 @@ def test_a_step_is_one_call_and_leaves_the_text_to_the_target() -> None:
 def test_its_cache_holds_the_text_and_no_masks(shapes: tuple[BeamShape, ...]) -> None:
     model = random_model(num_hidden_layers=3)
     target, small = Target(model), truncated(model, 2)
-    drafter = pard_for(target, small)
-    decoder = Decoder(target, drafter, PLAIN, GREEDY)
-    emitted, _, cache = run(decoder, 25, shapes=Alternating(*shapes))
-    cache.catch_up(drafter)
-    known = int(cache.remembered.item())
-    assert len(PROMPT) + 25 - 1 <= known <= len(PROMPT) + 25 + 5
-    text = [*PROMPT, *plain_tokens(model, PROMPT, 40)]
-    assert text[: len(PROMPT) + 25] == [*PROMPT, *emitted]
-    want = Target(small).new_cache()
-    Target(small).append(mx.array([text[:known]]), want, 0)
-    for pair, layer in zip(cache.memory, want.layers, strict=True):
-        for got, expected in zip(pair, (layer.keys, layer.values), strict=True):
-            assert expected is not None
-            np.testing.assert_allclose(
-                got[:, :, :known], expected[:, :, :known], rtol=1e-4, atol=1e-5
-            )
+    decoder = Decoder(target, pard_for(target, small), PLAIN, GREEDY)
+    remembers_the_text(decoder, model, small, 25, shapes)
 
 
 @pytest.mark.parametrize("accept", ["sample", "rejection"])

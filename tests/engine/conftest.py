@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from types import SimpleNamespace
 
 import mlx.nn as nn
 import pytest
-from engines import ENDLESS, make
+from engines import ENDLESS, Build, make
 from tiny import byte_model
 
 from redrafter_mlx.engine.engine import Redrafter
@@ -19,10 +20,14 @@ def model() -> nn.Module:
 
 
 @pytest.fixture
-def redrafter(model: nn.Module) -> Iterator[Redrafter]:
-    made = make(model)
-    yield made
-    made.close()
+def build(model: nn.Module) -> Iterator[Build]:
+    with ExitStack() as made:
+        yield lambda *given, **limits: made.enter_context(closing(make(model, *given, **limits)))
+
+
+@pytest.fixture
+def redrafter(build: Build) -> Redrafter:
+    return build()
 
 
 @pytest.fixture

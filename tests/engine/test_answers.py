@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from engines import PROMPT, make
+from engines import PROMPT, Build, make
 from mlx_lm.generate import stream_generate as mlx_lm_stream
 from tiny import byte_model, byte_tokenizer, random_drafter
 
@@ -133,8 +133,10 @@ def test_max_tokens_cuts_exactly_where_autoregression_would(
     assert len(got.token_ids) == max_tokens
 
 
-def test_end_of_text_inside_an_accepted_draft_ends_the_answer_there(model: nn.Module) -> None:
-    text = make(model, None).generate(PROMPT, max_tokens=60).token_ids
+def test_end_of_text_inside_an_accepted_draft_ends_the_answer_there(
+    model: nn.Module, build: Build
+) -> None:
+    text = build(None).generate(PROMPT, max_tokens=60).token_ids
     for position in (1, 2, 3, 5, 8, 13):
         drafted = Redrafter(model, byte_tokenizer(), Oracle(PROMPT + text, 258))
         drafted.tokenizer.eos_token_ids = {text[position]}

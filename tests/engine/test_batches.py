@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import abc
 from concurrent.futures import ThreadPoolExecutor
 
-import mlx.nn as nn
 import numpy as np
 import pytest
-from engines import ENDLESS, PROMPTS, Calls, make, tokens_of
+from engines import ENDLESS, PROMPTS, Build, Calls, tokens_of
 from tiny import random_drafter
 from waiting import wait_for
 
@@ -50,9 +49,9 @@ def test_a_request_gets_the_same_text_alone_and_among_others(redrafter: Redrafte
 
 
 def test_stop_strings_and_ends_cut_each_row_of_a_batch_where_they_would_alone(
-    model: nn.Module, redrafter: Redrafter
+    build: Build, redrafter: Redrafter
 ) -> None:
-    text = make(model, None).generate([72, 101], max_tokens=40).text
+    text = build(None).generate([72, 101], max_tokens=40).text
     each = [{"stop": text[i : i + 2], "max_tokens": 40} for i in (3, 9, 17)]
     each += [{"max_tokens": n} for n in (1, 2, 5)]
     want = [redrafter.generate([72, 101], **options) for options in each]  # type: ignore[arg-type]
@@ -91,9 +90,9 @@ def test_requests_that_come_together_begin_with_the_shape_of_their_batch(
     assert sizes[0] == 3
 
 
-def test_without_drafts_the_drafter_is_never_called(model: nn.Module) -> None:
+def test_without_drafts_the_drafter_is_never_called(build: Build) -> None:
     drafter = random_drafter(vocab_size=258)
-    redrafter = make(model, drafter)
+    redrafter = build(drafter)
     assert redrafter.drafter is not None
 
     def called(*_: object) -> None:
@@ -102,34 +101,31 @@ def test_without_drafts_the_drafter_is_never_called(model: nn.Module) -> None:
     for name in ("draft", "extend", "draw"):
         setattr(redrafter.drafter, name, called)
     assert len(list(redrafter.batch(PROMPTS, max_tokens=8, draft=False))) == 48
-    redrafter.close()
 
 
-def test_answers_beyond_the_limit_wait_for_their_turn(model: nn.Module) -> None:
-    redrafter = make(model, None, max_batch=2)
+def test_answers_beyond_the_limit_wait_for_their_turn(build: Build) -> None:
+    redrafter = build(None, max_batch=2)
     calls = Calls(redrafter)
     got: list[list[int]] = [[] for _ in PROMPTS]
     for i, response in redrafter.batch(PROMPTS, max_tokens=15):
         got[i].append(response.token)
     assert max(calls.of("step")) == 2
     assert got == [tokens_of(redrafter, p, max_tokens=15) for p in PROMPTS]
-    redrafter.close()
 
 
 def test_graphs_are_bounded_over_fifty_requests(
-    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+    build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("redrafter_mlx.target_model.compiled.MAX_GRAPHS", 10)
-    redrafter = make(model, "lookup")
+    redrafter = build("lookup")
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 9, rng.integers(1, 60)).tolist() for _ in range(50)]
     assert {i for i, _ in redrafter.batch(prompts, max_tokens=4)} == set(range(50))
     assert len(redrafter.target.tree_call.graphs) <= 10
-    redrafter.close()
 
 
-def test_status_counts_what_runs_and_what_waits(model: nn.Module) -> None:
-    redrafter = make(model, None, max_batch=1)
+def test_status_counts_what_runs_and_what_waits(build: Build) -> None:
+    redrafter = build(None, max_batch=1)
     began = redrafter.status.last_progress
     first, second = (redrafter.stream(p, max_tokens=ENDLESS) for p in PROMPTS[:2])
     next(first)
@@ -143,4 +139,3 @@ def test_status_counts_what_runs_and_what_waits(model: nn.Module) -> None:
     assert redrafter.status.last_progress > began
     second.close()
     assert (redrafter.status.running, redrafter.status.waiting) == (0, 0)
-    redrafter.close()

@@ -11,10 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import pytest
-from engines import ENDLESS, LONG, PROMPTS, Grammar, failing, make, tokens_of
+from engines import ENDLESS, LONG, PROMPTS, Build, Grammar, failing, tokens_of
 from waiting import wait_for
 
 from redrafter_mlx.decoding.cache.prefix_cache import PrefixCache
@@ -59,10 +58,10 @@ def test_a_failure_ends_every_answer_with_an_error_and_the_engine_begins_anew(
 )  # fmt: skip
 @pytest.mark.usefixtures("short_chunks")
 def test_wherever_the_engine_fails_no_caller_waits_forever(
-    model: nn.Module, monkeypatch: pytest.MonkeyPatch, part: tuple[type, str]
+    build: Build, monkeypatch: pytest.MonkeyPatch, part: tuple[type, str]
 ) -> None:
     """Wherever in a round it is. The next request is answered."""
-    redrafter = make(model)
+    redrafter = build()
     want = tokens_of(redrafter, PROMPTS[0], max_tokens=20)
     (owner, name), failed = part, threading.Event()
     with monkeypatch.context() as patched, ThreadPoolExecutor(4) as pool:
@@ -76,19 +75,16 @@ def test_wherever_the_engine_fails_no_caller_waits_forever(
     assert {type(error) for error in errors} <= {EngineFailedError, type(None)}
     assert redrafter.status.running == redrafter.status.waiting == 0
     assert tokens_of(redrafter, PROMPTS[0], max_tokens=20) == want
-    redrafter.close()
 
 
-def test_a_failure_of_the_device_in_a_step_is_an_error_that_says_what_to_do(
-    model: nn.Module,
-) -> None:
+def test_a_failure_of_the_device_in_a_step_is_an_error_that_says_what_to_do(build: Build) -> None:
     """A drafter of one's own that fails ends its own answers; the device computes for all."""
 
     class Failing(Oracle):
         def draft(self, *_: object) -> NoReturn:
             raise RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory")
 
-    redrafter = make(model, Failing([1, 2], 258))
+    redrafter = build(Failing([1, 2], 258))
     with pytest.raises(EngineFailedError, match="--quantize"):
         redrafter.generate([1, 2, 3], beam_width=1, beam_length=3)
 
@@ -137,9 +133,9 @@ def test_what_a_grammar_must_not_return_ends_its_own_answer_alone(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("waits", ["thread", "event loop"])
 def test_no_caller_waits_for_a_thread_that_is_gone(
-    model: nn.Module, monkeypatch: pytest.MonkeyPatch, waits: str
+    build: Build, monkeypatch: pytest.MonkeyPatch, waits: str
 ) -> None:
-    redrafter = make(model, None)
+    redrafter = build(None)
     monkeypatch.setattr(redrafter.target, "verify", failing(2, redrafter.target.verify))
     monkeypatch.setattr(redrafter.core, "fail", failing(1, redrafter.core.fail))
 

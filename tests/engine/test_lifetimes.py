@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import mlx.nn as nn
 import pytest
-from engines import ENDLESS, make
+from engines import ENDLESS, begin, make
 from waiting import wait_for
 
 from redrafter_mlx.engine.engine import Redrafter
@@ -22,8 +22,7 @@ from redrafter_mlx.errors import BadInputError, EngineFailedError
 
 def test_closing_ends_running_answers_and_refuses_further_ones(model: nn.Module) -> None:
     redrafter = make(model)
-    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
-    next(running)
+    running = begin(redrafter)
     redrafter.close()
     redrafter.close()
     with pytest.raises(EngineFailedError, match="closed"):
@@ -47,8 +46,7 @@ def test_answers_in_progress_keep_their_model(model: nn.Module) -> None:
 
 def test_a_model_that_is_let_go_takes_its_thread_with_it(model: nn.Module) -> None:
     redrafter = make(model)
-    stream = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
-    next(stream)
+    stream = begin(redrafter)
     thread = redrafter.thread
     del redrafter, stream
     gc.collect()
@@ -131,8 +129,7 @@ def test_a_model_that_was_closed_is_an_error_in_a_daemon_thread_too(model: nn.Mo
 
 
 @pytest.mark.parametrize(
-    "attempt",
-    [pickle.dumps, copy.copy, copy.deepcopy, lambda model: pickle.dumps(model.session())],
+    "attempt", [pickle.dumps, copy.copy, copy.deepcopy, lambda model: pickle.dumps(model.session())]
 )
 def test_a_model_is_neither_pickled_nor_copied(
     model: nn.Module, attempt: Callable[[Redrafter], object]

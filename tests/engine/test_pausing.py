@@ -8,17 +8,16 @@ import time
 from types import SimpleNamespace
 
 import mlx.core as mx
-import mlx.nn as nn
 import pytest
-from engines import ENDLESS, PROMPTS, make, tokens_of
+from engines import ENDLESS, PROMPTS, Build, tokens_of
 from waiting import DEADLINE, wait_for
 
 from redrafter_mlx.response import Response
 
 
-def test_a_caller_that_stops_reading_log_probabilities_holds_few_of_them(model: nn.Module) -> None:
+def test_a_caller_that_stops_reading_log_probabilities_holds_few_of_them(build: Build) -> None:
     """Each is as large as the vocabulary. Its answer pauses, others go on, and no token changes."""
-    redrafter = make(model, None)
+    redrafter = build(None)
     want = tokens_of(redrafter, [1, 2, 3], max_tokens=400)
     read = redrafter.stream([1, 2, 3], max_tokens=400, logprobs=True, cache_prompt=False)
     first = next(read)
@@ -29,12 +28,11 @@ def test_a_caller_that_stops_reading_log_probabilities_holds_few_of_them(model: 
     assert sum(one.logprobs is not None for one in alive) < 100
     assert redrafter.status.running == 1
     assert [first.token, *(response.token for response in read)] == want
-    redrafter.close()
 
 
-def test_a_batch_that_is_not_read_holds_few_log_probabilities(model: nn.Module) -> None:
+def test_a_batch_that_is_not_read_holds_few_log_probabilities(build: Build) -> None:
     """Even while some of its answers wait for their places."""
-    redrafter = make(model, None, max_batch=2)
+    redrafter = build(None, max_batch=2)
     want = [tokens_of(redrafter, prompt, max_tokens=200) for prompt in PROMPTS]
     read = redrafter.batch(PROMPTS, max_tokens=200, logprobs=True)
     got = {next(read)[0]: 1}
@@ -50,23 +48,21 @@ def test_a_batch_that_is_not_read_holds_few_log_probabilities(model: nn.Module) 
         assert response.token == want[i][got.setdefault(i, 0)]
         got[i] += 1
     assert got == {i: len(tokens) for i, tokens in enumerate(want)}
-    redrafter.close()
 
 
-def test_a_caller_that_stops_reading_may_cancel_its_paused_answer(model: nn.Module) -> None:
-    redrafter = make(model, None)
+def test_a_caller_that_stops_reading_may_cancel_its_paused_answer(build: Build) -> None:
+    redrafter = build(None)
     read = redrafter.stream([1, 2, 3], max_tokens=ENDLESS, logprobs=True)
     next(read)
     tokens_of(redrafter, [4, 5], max_tokens=300)
     read.close()
     assert redrafter.status.running == 0
-    redrafter.close()
 
 
 def test_who_waits_for_a_caller_lets_others_use_the_model(
-    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+    build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    redrafter, held = make(model, None), list[bool]()
+    redrafter, held = build(None), list[bool]()
 
     def sleep(seconds: float) -> None:
         del seconds
@@ -79,12 +75,11 @@ def test_who_waits_for_a_caller_lets_others_use_the_model(
     wait_for(lambda: len(held) > 0)
     read.close()
     assert not any(held)
-    redrafter.close()
 
 
-def test_a_paused_answer_goes_on_after_others_have_ended_by_themselves(model: nn.Module) -> None:
+def test_a_paused_answer_goes_on_after_others_have_ended_by_themselves(build: Build) -> None:
     """At an end of text, when their next step was submitted already."""
-    redrafter = make(model, None)
+    redrafter = build(None)
     want = tokens_of(redrafter, [1, 2, 3], max_tokens=200)
     read = redrafter.stream([1, 2, 3], max_tokens=200, logprobs=True)
     first = next(read)
@@ -92,12 +87,11 @@ def test_a_paused_answer_goes_on_after_others_have_ended_by_themselves(model: nn
     assert other.finish_reason == "stop"
     assert len(other.token_ids) > 150
     assert [first.token, *(response.token for response in read)] == want
-    redrafter.close()
 
 
-def test_one_caller_may_read_more_answers_in_turn_than_run_at_once(model: nn.Module) -> None:
+def test_one_caller_may_read_more_answers_in_turn_than_run_at_once(build: Build) -> None:
     """Those that it reads too slowly do not pause for ever in the places of the others."""
-    redrafter = make(model, None, max_batch=2)
+    redrafter = build(None, max_batch=2)
     want = [tokens_of(redrafter, prompt, max_tokens=150) for prompt in PROMPTS[:3]]
     reads = [redrafter.stream(p, max_tokens=150, logprobs=True) for p in PROMPTS[:3]]
     turns: list[tuple[Response, ...]] = []
@@ -106,4 +100,3 @@ def test_one_caller_may_read_more_answers_in_turn_than_run_at_once(model: nn.Mod
     reader.join(DEADLINE)
     assert not reader.is_alive()
     assert [[response.token for response in read] for read in zip(*turns, strict=True)] == want
-    redrafter.close()

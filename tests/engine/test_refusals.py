@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from engines import PROMPT, make
+from engines import PROMPT, Build
 from tiny import byte_model, byte_tokenizer, random_drafter
 
 import redrafter_mlx
@@ -18,13 +18,13 @@ from redrafter_mlx.errors import BadInputError, MismatchError
 from redrafter_mlx.speculation.static_tree import StaticTree
 
 
-def test_a_shape_that_a_static_tree_does_not_have_is_refused_at_once(model: nn.Module) -> None:
+def test_a_shape_that_a_static_tree_does_not_have_is_refused_at_once(build: Build) -> None:
     """Before a response is requested."""
 
     class AlongTree(Oracle):
         tree = StaticTree(((0,), (1,), (0, 0)))
 
-    redrafter = make(model, AlongTree([1, 2], 258))
+    redrafter = build(AlongTree([1, 2], 258))
     for ask in (redrafter.stream, redrafter.astream, redrafter.session().stream):
         with pytest.raises(BadInputError, match="beam_width is 7"):
             ask("Hi", beam_width=7)  # type: ignore[operator]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
 from bench_samples import SETTINGS, answer
+from full_disk import files_of_at_most
 from tiny import random_drafter
 
 from redrafter_mlx.bench.measure.answers import AnswersFile
@@ -19,17 +18,6 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.files import atomic_write as writes
 from redrafter_mlx.runtime.files.atomic_write import atomic_write, write_private_text
 from redrafter_mlx.runtime.files.paths import cache_dir
-
-
-@contextmanager
-def no_room(limit: int = 100) -> Iterator[None]:
-    """Limit every file to `limit` bytes; the error names no file, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def _text(path: Path) -> None:
@@ -51,7 +39,7 @@ def test_a_full_disk_is_named_by_the_file_and_leaves_what_was_there(
 ) -> None:
     path = tmp_path / "model.safetensors"
     path.write_text("what was there")
-    with no_room(), pytest.raises(OSError, match=r"large|write") as caught:
+    with files_of_at_most(100), pytest.raises(OSError, match=r"large|write") as caught:
         write(path)
     assert str(caught.value.filename) in (str(path), str(tmp_path))
     assert path.read_text() == "what was there"
@@ -59,7 +47,7 @@ def test_a_full_disk_is_named_by_the_file_and_leaves_what_was_there(
 
 
 def test_a_write_that_mlx_breaks_off_asks_whether_the_disk_is_full(tmp_path: Path) -> None:
-    with no_room(), pytest.raises(OSError, match="disk full"):
+    with files_of_at_most(100), pytest.raises(OSError, match="disk full"):
         _arrays(tmp_path / "a.safetensors")
 
 
@@ -81,7 +69,7 @@ def test_macs_flush_a_file_to_the_disk_itself_if_its_file_system_can(
 
 def test_answers_that_find_no_room_name_their_file(tmp_path: Path) -> None:
     answers = AnswersFile(tmp_path / "answers.jsonl")
-    with no_room(), pytest.raises(OSError, match="large") as caught:
+    with files_of_at_most(100), pytest.raises(OSError, match="large") as caught:
         answers.append([answer()], SETTINGS)
     assert caught.value.filename == str(tmp_path / "answers.jsonl")
 

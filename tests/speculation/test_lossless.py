@@ -46,8 +46,6 @@ LARGE_V = 16
 
 
 pytestmark = pytest.mark.usefixtures("small_buffers")
-
-
 SHAPES = [BeamShape(1, 4), BeamShape(3, 3), BeamShape(4, 2)]
 FILTERS = [{}, {"top_p": 0.8}, {"top_k": 3}, {"min_p": 0.15}]
 

@@ -8,6 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from batches import finish
 from decoding import run
 from tiny import VOCAB, Words, random_drafter, random_model, truncated
 
@@ -22,13 +23,7 @@ from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
 from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.beams import Beams
-from redrafter_mlx.speculation.sampling import (
-    CHOICE,
-    Draws,
-    gumbel_at,
-    sequence_keys,
-    shared_draws,
-)
+from redrafter_mlx.speculation.sampling import CHOICE, Draws, gumbel_at, sequence_keys, shared_draws
 from redrafter_mlx.target_model.model import Target
 
 PROMPT = [3, 5, 7, 11, 4, 2, 9, 1]
@@ -126,6 +121,5 @@ def test_rows_of_every_method_in_one_batch_are_drafted_as_if_alone() -> None:
         batch.join(collect(together[seed]), *mine.start(mine.new_cache(), 0, [PROMPT], keys))
         finished = collect(alone[seed]).on_result
         list(decode(mine, mine.new_cache(), 0, PROMPT, keys, finished))
-    while batch.sequences:
-        batch.advance()
+    finish(batch)
     assert together == alone

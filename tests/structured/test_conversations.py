@@ -6,16 +6,7 @@ import json
 
 import pytest
 from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, TokenizerWrapper
-from output_plans import (
-    ASKED,
-    CLOCK,
-    WEATHER,
-    WITH_TOOLS,
-    model,
-    plan,
-    shown,
-    tokenizer,
-)
+from output_plans import ASKED, CLOCK, WEATHER, WITH_TOOLS, model, plan, shown, tokenizer
 from tiny import CHAT_TEMPLATE
 
 from redrafter_mlx.drafting.untrained.ngram import Lookup

@@ -106,11 +106,7 @@ def test_the_parts_are_the_same_however_the_text_is_cut(
 
 
 HARMONY = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>")
-
-
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
-
-
 NEXT = "<|end|><|start|>assistant"
 
 

@@ -6,21 +6,18 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx2 as httpx
 import pytest
+from scripted import MARKS, TEMPLATE, marked_tokenizer
+from serving import AlwaysDrafting, ready
+from tiny import random_model
 
-httpx = pytest.importorskip("httpx2")
-pytest.importorskip("starlette", reason="needs the extra `serve`")
-
-from scripted import MARKS, TEMPLATE, marked_tokenizer  # noqa: E402
-from serving import AlwaysDrafting, host, running, wait_until_ready  # noqa: E402
-from tiny import random_model  # noqa: E402
-
-from redrafter_mlx.config import GenerationOptions  # noqa: E402
-from redrafter_mlx.drafting.untrained.ngram import Lookup  # noqa: E402
-from redrafter_mlx.engine.engine import Redrafter  # noqa: E402
-from redrafter_mlx.engine.request import Request  # noqa: E402
-from redrafter_mlx.structured.grammar import Grammars  # noqa: E402
-from redrafter_mlx.structured.plan import plan_output  # noqa: E402
+from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.drafting.untrained.ngram import Lookup
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.request import Request
+from redrafter_mlx.structured.grammar import Grammars
+from redrafter_mlx.structured.plan import plan_output
 
 ASKED = [{"role": "user", "content": "hello hello hello hello"}]
 BEGUN = TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
@@ -90,8 +87,7 @@ def test_a_format_follows_the_reasoning_that_was_ended(model: Redrafter) -> None
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with running(host(thinker(BEGUN))) as url:
-        wait_until_ready(url)
+    with ready(thinker(BEGUN)) as url:
         yield url
 
 

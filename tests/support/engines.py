@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections import abc
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,13 +15,10 @@ from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.memory.budget import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
+from redrafter_mlx.response import Response
 
 PROMPTS = [[i, i + 1, i + 2] for i in range(6)]
-
-
 LONG = [(7 * i + 3) % 256 for i in range(400)]
-
-
 ENDLESS = 10**5
 """Tokens of an answer that still runs when the test ends it."""
 
@@ -35,6 +32,17 @@ def make(model: nn.Module, drafter: object = "own", **limits: object) -> Redraft
         model, byte_tokenizer(), drafter, host_drafters=host,  # type: ignore[arg-type]
         engine=EngineOptions(**limits),  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+Build = Callable[..., Redrafter]
+"""Makes an engine as `make` does, of one model, and closes it after the test."""
+
+
+def begin(redrafter: Redrafter) -> Generator[Response, None, None]:
+    """Return an endless answer, which is running."""
+    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
+    next(running)
+    return running
 
 
 class Calls:

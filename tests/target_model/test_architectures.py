@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from batches import Decoded
+from batches import Decoded, finish
 from decoding import run
 from latent import LATENT, SPARSE
 from tiny import VOCAB, byte_tokenizer, plain_tokens, random_model
@@ -149,8 +149,7 @@ def test_rows_of_a_model_with_grouped_scores_are_decoded_as_if_alone(kv_heads: i
     batch = Pipeline(decoder, FixedPolicy(SHAPE))
     for row in rows:
         row.join(batch, decoder)
-    while batch.sequences:
-        batch.advance()
+    finish(batch)
     for row in rows:
         assert row.emitted[:20] == plain_tokens(model, row.prompt, 20)
 

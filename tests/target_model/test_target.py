@@ -101,9 +101,7 @@ def test_the_check_at_loading_notices_defects_of_batches(
         check_trees(Target(random_model()))
 
 
-def test_the_check_at_loading_notices_another_output_layer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_check_at_loading_notices_another_output_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first token of an answer comes from it; the others come from the trees' own logits."""
     target = Target(random_model())
     monkeypatch.setattr(target, "logits", lambda hidden: 0.9 * hidden @ mx.ones((32, VOCAB)))

@@ -11,9 +11,8 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import mlx.core as mx
-import mlx.nn as nn
 import pytest
-from engines import ENDLESS, LONG, Calls, make, tokens_of
+from engines import LONG, Build, Calls, begin, make, tokens_of
 from tiny import byte_model, byte_tokenizer
 from waiting import wait_for
 
@@ -38,8 +37,7 @@ def test_the_steps_between_chunks_do_not_make_them_smaller(
     monkeypatch.setattr("redrafter_mlx.engine.prompts.prompt_reader.backend", lambda: where)
     monkeypatch.setattr(order, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     redrafter = Redrafter(byte_model(), byte_tokenizer())
-    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
-    next(running)
+    running = begin(redrafter)
     append, wait, read_report = redrafter.target.append, Prefill.wait, Report.read
 
     def slow(report: Report) -> list[StepResult]:
@@ -68,12 +66,11 @@ def test_the_steps_between_chunks_do_not_make_them_smaller(
 
 
 @pytest.mark.usefixtures("short_chunks")
-def test_between_chunks_of_a_prompt_running_answers_take_their_steps(model: nn.Module) -> None:
+def test_between_chunks_of_a_prompt_running_answers_take_their_steps(build: Build) -> None:
     """Never two chunks in a row, and none larger than running answers can wait for."""
-    redrafter = make(model, None)
+    redrafter = build(None)
     calls = Calls(redrafter)
-    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
-    next(running)
+    running = begin(redrafter)
     tokens_of(redrafter, LONG, max_tokens=2)
     first = calls.made.index(("chunk", 32))
     last = len(calls.made) - calls.made[::-1].index(("chunk", 400 % 32))
@@ -81,7 +78,6 @@ def test_between_chunks_of_a_prompt_running_answers_take_their_steps(model: nn.M
     assert [size for kind, size in reading if kind == "chunk"] == [32] * 12 + [16]
     assert all(("step", 1) in reading[i : i + 2] for i in range(len(reading) - 1))
     running.close()
-    redrafter.close()
 
 
 @pytest.mark.parametrize(("speed", "largest"), [(1000, 512), (5000, 1000), (100_000, 2048)])
@@ -111,8 +107,7 @@ def test_chunks_that_slow_down_with_their_context_take_no_longer_than_answers_ma
     """At the end of the slower text, a chunk of 32 tokens would take 0.6 s."""
     waits = list[float]()
     redrafter = make(byte_model(max_position_embeddings=8192), None)
-    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
-    next(running)
+    running = begin(redrafter)
     counted = redrafter.target.append
 
     def timed(tokens: mx.array, cache: object, position: int, *rest: object) -> mx.array:
@@ -130,12 +125,11 @@ def test_chunks_that_slow_down_with_their_context_take_no_longer_than_answers_ma
 
 @pytest.mark.usefixtures("short_chunks")
 def test_a_short_prompt_waits_for_one_chunk_of_a_long_one(
-    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+    build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before its first token, that is: at most one chunk and three steps."""
-    redrafter = make(model, None)
-    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
-    next(running)
+    redrafter = build(None)
+    running = begin(redrafter)
     calls, begun = Calls(redrafter), threading.Event()
 
     def on_prefill(read: int, _: int) -> None:
@@ -168,15 +162,13 @@ def test_a_short_prompt_waits_for_one_chunk_of_a_long_one(
     assert len([size for kind, size in waited if kind == "step"]) <= 3
     assert after.count(("chunk", 32)) > 5, "the long one was not finished first"
     running.close()
-    redrafter.close()
 
 
 @pytest.mark.usefixtures("short_chunks")
-def test_prompts_that_running_answers_can_wait_for_are_read_in_one_round(model: nn.Module) -> None:
+def test_prompts_that_running_answers_can_wait_for_are_read_in_one_round(build: Build) -> None:
     """Three prompts of ten tokens fit into the smallest chunk: one step is taken, not three."""
-    redrafter = make(model, None)
-    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
-    next(running)
+    redrafter = build(None)
+    running = begin(redrafter)
     calls, submitted = Calls(redrafter), threading.Event()
 
     def on_prefill(read: int, total: int) -> None:
@@ -199,16 +191,15 @@ def test_prompts_that_running_answers_can_wait_for_are_read_in_one_round(model: 
     assert [kind for kind, _ in calls.made[first : first + 4]] == ["chunk"] * 4
     assert together[1:] == [tokens_of(redrafter, prompt, max_tokens=2) for prompt in prompts]
     running.close()
-    redrafter.close()
 
 
 @pytest.mark.usefixtures("short_chunks")
 def test_a_prompt_is_indexed_beside_its_prefill_never_much_in_one_round(
-    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+    build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompt lookup's index; a prefix in the cache, too, and drafts are those of a whole index."""
     shape = {"beam_width": 1, "beam_length": 4, "max_tokens": 12}
-    whole = make(model, "lookup")
+    whole = build("lookup")
     want = [len(r.step.path) for r in whole.stream(LONG, **shape)]  # type: ignore[arg-type]
     monkeypatch.setattr("redrafter_mlx.engine.prompts.prompt_reader.MAX_INDEXED", 50)
     sizes: list[int] = []
@@ -219,9 +210,8 @@ def test_a_prompt_is_indexed_beside_its_prefill_never_much_in_one_round(
         append(index, tokens)
 
     monkeypatch.setattr(NgramIndex, "append", counted)
-    redrafter = make(model, "lookup")
-    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
-    next(running)
+    redrafter = build("lookup")
+    running = begin(redrafter)
     told: list[tuple[int, int]] = []
     for most in (32, 50):  # the second time from the cache
         sizes.clear()
@@ -233,24 +223,20 @@ def test_a_prompt_is_indexed_beside_its_prefill_never_much_in_one_round(
         assert told == sorted(set(told))
         assert told[-1] == (400, 400)
     running.close()
-    redrafter.close()
-    whole.close()
 
 
-def test_the_caller_is_told_how_much_of_the_prompt_was_read(model: nn.Module) -> None:
-    redrafter = make(model, None)
+def test_the_caller_is_told_how_much_of_the_prompt_was_read(build: Build) -> None:
+    redrafter = build(None)
     told: list[tuple[int, int]] = []
     prompt = LONG * 3
     list(redrafter.stream(prompt[:500], max_tokens=1, on_prefill=lambda *n: told.append(n)))
     assert told == [(500, 500)]
-    redrafter.close()
 
 
 @pytest.mark.usefixtures("short_chunks")
-def test_a_cancelled_request_is_not_read_to_its_end(model: nn.Module) -> None:
-    redrafter = make(model, None)
-    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
-    next(running)
+def test_a_cancelled_request_is_not_read_to_its_end(build: Build) -> None:
+    redrafter = build(None)
+    running = begin(redrafter)
     calls = Calls(redrafter)
 
     async def cancel() -> None:
@@ -275,4 +261,3 @@ def test_a_cancelled_request_is_not_read_to_its_end(model: nn.Module) -> None:
     assert redrafter.status.running == 1
     running.close()
     assert redrafter.status.running == 0
-    redrafter.close()

@@ -6,8 +6,7 @@ import gc
 from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
-import mlx.nn as nn
-from engines import ENDLESS, LONG, Calls, limit_to, make, tokens_of
+from engines import ENDLESS, LONG, Build, Calls, limit_to, tokens_of
 from waiting import wait_for
 
 from redrafter_mlx.config import GenerationOptions
@@ -42,8 +41,8 @@ def test_prompts_that_begin_alike_share_what_was_read(redrafter: Redrafter) -> N
     assert got == want
 
 
-def test_the_prefix_that_a_request_needs_is_dropped_after_all_others(model: nn.Module) -> None:
-    redrafter = make(model, None)
+def test_the_prefix_that_a_request_needs_is_dropped_after_all_others(build: Build) -> None:
+    redrafter = build(None)
     wanted, other = LONG[:200], [9, *LONG[:200]]
     for prompt in (wanted, other):
         redrafter.generate(prompt, max_tokens=3)
@@ -55,11 +54,10 @@ def test_the_prefix_that_a_request_needs_is_dropped_after_all_others(model: nn.M
     (response,) = redrafter.stream([*wanted, 7], max_tokens=1)
     assert response.cached_tokens == 200
     assert next(redrafter.stream([*other, 7], max_tokens=1)).cached_tokens == 0
-    redrafter.close()
 
 
-def test_no_prefix_is_dropped_for_an_answer_that_must_wait_all_the_same(model: nn.Module) -> None:
-    redrafter = make(model, None)
+def test_no_prefix_is_dropped_for_an_answer_that_must_wait_all_the_same(build: Build) -> None:
+    redrafter = build(None)
     redrafter.generate(LONG[:200], max_tokens=3)
     running = redrafter.stream([9, 9], max_tokens=ENDLESS, cache_prompt=False)
     next(running)
@@ -71,20 +69,18 @@ def test_no_prefix_is_dropped_for_an_answer_that_must_wait_all_the_same(model: n
         wait_for(lambda: redrafter.status.last_progress > rounds)
         running.close()
         assert waiting.result(60)[0].cached_tokens == 200
-    redrafter.close()
 
 
-def test_a_prompt_is_kept_together_with_its_length(model: nn.Module) -> None:
+def test_a_prompt_is_kept_together_with_its_length(build: Build) -> None:
     """So that a later turn, whose prompt has another form of the answer, replaces it."""
-    redrafter = make(model, None)
+    redrafter = build(None)
     redrafter.generate(LONG[:50], max_tokens=20)
     (entry,) = redrafter.core.scheduler.prefixes.cache.entries
     assert (entry.prompt, len(entry.tokens)) == (50, 69)
-    redrafter.close()
 
 
-def test_kept_texts_give_way_to_answers(model: nn.Module) -> None:
-    redrafter = make(model, None)
+def test_kept_texts_give_way_to_answers(build: Build) -> None:
+    redrafter = build(None)
     for n in range(4):
         redrafter.generate([n, *LONG[:200]], max_tokens=3)
     scheduler = redrafter.core.scheduler
@@ -92,4 +88,3 @@ def test_kept_texts_give_way_to_answers(model: nn.Module) -> None:
     scheduler.memory.limit = mx.get_active_memory() + scheduler.memory.work
     redrafter.generate([9, 9], max_tokens=3, cache_prompt=False)
     assert scheduler.prefixes.cache.nbytes < kept
-    redrafter.close()

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from engines import ENDLESS, PROMPT, PROMPTS, make, tokens_of
+from engines import ENDLESS, PROMPT, PROMPTS, Build, begin, make, tokens_of
 from mlx_lm.models.rope_utils import SuScaledRoPE
 from tiny import byte_model, byte_tokenizer
 from waiting import DEADLINE
@@ -20,7 +20,7 @@ from redrafter_mlx.response import Response
 
 
 def test_an_answer_cancelled_between_two_looks_at_it_ends(
-    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+    build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its caller would wait for ever. Here the answer that waits is cancelled after each look."""
     honest = Answer.over.fget
@@ -32,16 +32,14 @@ def test_an_answer_cancelled_between_two_looks_at_it_ends(
             answer.cancel()
         return over
 
-    redrafter = make(model, None, max_batch=1)
-    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
-    next(running)
+    redrafter = build(None, max_batch=1)
+    running = begin(redrafter)
     monkeypatch.setattr(Answer, "over", property(looked_at))
     waiting = threading.Thread(target=lambda: list(redrafter.stream([7, 8, 9])), daemon=True)
     waiting.start()
     waiting.join(DEADLINE)
     assert not waiting.is_alive()
     running.close()
-    redrafter.close()
 
 
 def test_a_caller_whose_event_loop_was_closed_ends_no_other_answer(redrafter: Redrafter) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from tiny import byte_model, byte_tokenizer, random_drafter
+from tiny import byte_tokenizer, random_drafter
 from waiting import wait_for
 
 from redrafter_mlx.bench.measure.methods import Method
@@ -28,11 +28,6 @@ from redrafter_mlx.runtime.processes.model_lock import ModelLock
 from redrafter_mlx.target_model.tree_check import check_trees
 
 PROMPT = [3, 5, 7]
-
-
-@pytest.fixture(scope="module")
-def model() -> nn.Module:
-    return byte_model(seed=1)
 
 
 @pytest.fixture
@@ -310,9 +305,7 @@ def test_a_measurement_that_is_interrupted_ends_before_its_caller_goes_on(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_whoever_waits_for_a_thread_that_has_died_gets_an_error(
-    thread: EngineThread,
-) -> None:
+def test_whoever_waits_for_a_thread_that_has_died_gets_an_error(thread: EngineThread) -> None:
     def dies() -> bool:
         raise SystemExit
 

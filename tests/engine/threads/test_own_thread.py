@@ -6,9 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import mlx.nn as nn
 import pytest
-from engines import ENDLESS, PROMPTS, Grammar, make, tokens_of
+from engines import PROMPTS, Build, Grammar, begin, tokens_of
 from waiting import wait_for
 
 from redrafter_mlx.config import BeamShape
@@ -21,7 +20,7 @@ from redrafter_mlx.verification import verify
 
 
 def test_no_caller_waits_until_what_was_learned_is_recorded(
-    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+    build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told, record = threading.Event(), Tuner.record
 
@@ -32,7 +31,7 @@ def test_no_caller_waits_until_what_was_learned_is_recorded(
 
     done: list[TunedPolicy] = []
     monkeypatch.setattr(Tuner, "record", recorded)
-    redrafter = make(model)
+    redrafter = build()
     redrafter.generate([1, 2], max_tokens=3)
     assert not done
     told.set()
@@ -113,8 +112,7 @@ def test_an_answer_closed_by_the_thread_that_computes_is_not_waited_for(
     redrafter: Redrafter,
 ) -> None:
     """Python's collector closes a forgotten stream in whatever thread it happens to run."""
-    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
-    next(running)
+    running = begin(redrafter)
     with redrafter.target.lock:
         running.close()
         with pytest.raises(BadInputError, match="own thread"):
@@ -124,8 +122,7 @@ def test_an_answer_closed_by_the_thread_that_computes_is_not_waited_for(
 
 def test_a_stream_that_would_wait_for_its_own_thread_is_refused(redrafter: Redrafter) -> None:
     """It was begun elsewhere; a callback of another answer asks for its next token."""
-    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
-    next(running)
+    running = begin(redrafter)
     refused: list[str] = []
 
     def on_prefill(*_: int) -> None:

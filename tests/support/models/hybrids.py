@@ -104,7 +104,6 @@ HYBRIDS: dict[str, dict[str, object]] = {
                     "num_swa_attention_heads": 4, "num_swa_key_value_heads": 2},
 }  # fmt: skip
 
-
 ONE_OF_EACH = (
     "qwen3_5", "kimi_linear", "falcon_h1", "nemotron_h", "bailing_hybrid", "lfm2", "mamba",
     "rwkv7", "recurrent_gemma", "baichuan_m1",

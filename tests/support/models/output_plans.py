@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, TokenizerWrapper
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tool_parsers import json_tools
-from tiny import CHAT_TEMPLATE, byte_tokenizer, random_drafter, random_model
-from tokenizers import AddedToken
-from transformers import PreTrainedTokenizerFast
+from tiny import CHAT_TEMPLATE, byte_tokenizer, marked_tokenizer, random_drafter, random_model
 
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
@@ -19,7 +17,6 @@ from redrafter_mlx.structured.plan import OutputPlan, plan_output
 from redrafter_mlx.weights.text.markup import JSON_CALLS, Delta, Markup, OutputParser
 
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-
 
 WITH_TOOLS = (
     "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}"
@@ -30,7 +27,6 @@ WITH_TOOLS = (
         "</tool_call>{% endfor %}",
     )
 )
-
 
 THINKING = WITH_TOOLS.replace(
     "<|im_start|>assistant\n", "<|im_start|>assistant\n{% if enable_thinking %}<think>\n{% endif %}"
@@ -48,28 +44,14 @@ def tool(name: str, **properties: object) -> dict[str, Any]:
 
 
 WEATHER = tool("weather", city={"enum": ["Rome", "Oslo"]}, days={"enum": [1, 2]})
-
-
 CLOCK = tool("clock", zone={"type": "string", "maxLength": 3})
-
-
 ASKED = [{"role": "user", "content": "Rain in Rome?"}]
 
 
 @cache
 def tokenizer(template: str, special: bool = False) -> TokenizerWrapper:
     """A tokenizer of bytes and of marks that are one token each, with the json_tools parser."""
-    fast = byte_tokenizer()._tokenizer
-    assert isinstance(fast, PreTrainedTokenizerFast)
-    fast.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in MARKS])
-    fast.chat_template = template
-    return TokenizerWrapper(
-        fast,
-        BPEStreamingDetokenizer,
-        tool_call_start=json_tools.tool_call_start,
-        tool_call_end=json_tools.tool_call_end,
-        tool_parser=json_tools.parse_tool_call,
-    )
+    return marked_tokenizer(json_tools, template, MARKS, special)
 
 
 @cache
@@ -129,8 +111,6 @@ def answered(of_model: Redrafter, made: OutputPlan, **options: Any) -> tuple[lis
 
 
 CALL = '<tool_call>\n{"name": "clock", "arguments": {"zone": "UT"}}\n</tool_call>'
-
-
 THINKING_MARKUP = Markup("<think>", "</think>").with_calls_of(JSON_CALLS)
 
 

@@ -28,7 +28,6 @@ REPO_FILES = {
     "modeling.py": b"unwanted",
 }  # fmt: skip
 
-
 DRAFTER = {
     "config.json": b'{"model_type": "llama", "num_hidden_layers": 1}',
     "pytorch_model.bin": b"1" * 100,
@@ -37,7 +36,6 @@ DRAFTER = {
     "README.md": b"unwanted",
     "vocab.txt": b"unwanted",
 }
-
 
 LARGE = {
     "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "vocab_size": 128_256,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, TokenizerWrapper
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from redrafter_mlx.drafting.files.forms import DrafterFolder
@@ -153,6 +155,19 @@ def byte_tokenizer() -> TokenizerWrapper:
     return TokenizerWrapper(tokenizer, BPEStreamingDetokenizer)
 
 
+def marked_tokenizer(
+    parser: ModuleType, template: str, marks: Sequence[str] = (), special: bool = False
+) -> TokenizerWrapper:
+    """Return a tokenizer of bytes, and of marks of one token each, with a parser of mlx-lm."""
+    fast = byte_tokenizer()._tokenizer
+    fast.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in marks])
+    fast.chat_template = template
+    return TokenizerWrapper(
+        fast, BPEStreamingDetokenizer, tool_call_start=parser.tool_call_start,
+        tool_call_end=parser.tool_call_end, tool_parser=parser.parse_tool_call,
+    )  # fmt: skip
+
+
 def byte_model(seed: int = 0, **changes: object) -> nn.Module:
     """Return a tiny model over `byte_tokenizer`'s vocabulary."""
     return random_model("llama", seed, vocab_size=258, **changes)
@@ -187,16 +202,12 @@ def targets_made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 WINDOW = 8
-
-
 BOTH = ["sliding_attention", "full_attention"]
-
 
 MINISTRAL_ROPE = {
     "rope_theta": 10000.0, "rope_type": "default", "llama_4_scaling_beta": 0.5,
     "original_max_position_embeddings": 6,
 }  # fmt: skip
-
 
 SLIDING: dict[str, dict[str, object]] = {
     "gemma3_text": {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window_pattern": 2},

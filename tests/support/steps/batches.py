@@ -61,6 +61,21 @@ class Decoded:
         return mine
 
 
+def finish(batch: Pipeline) -> None:
+    """Advance a batch until all of its rows have ended."""
+    while batch.sequences:
+        batch.advance()
+
+
+def decode_together(decoder: Decoder, rows: abc.Sequence[Decoded]) -> None:
+    """Decode rows that join a batch one after another, each a step after the one before."""
+    batch = Pipeline(decoder, FixedPolicy(decoder.shape))
+    for row in rows:
+        row.join(batch, decoder)
+        batch.advance()
+    finish(batch)
+
+
 def scheduled(
     decoder: Decoder, sequences: abc.Sequence[Decoded], rng: random.Random
 ) -> list[Sequence]:

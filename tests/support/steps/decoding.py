@@ -53,6 +53,23 @@ def run(
     return emitted[:n], results
 
 
+def peak_of_decoding(decoder: Decoder, cache: SequenceCache, prompt: list[int], steps: int) -> int:
+    """Return the most bytes that decoding takes in its steps from the fourth on."""
+    mx.clear_cache()
+    before, made = mx.get_active_memory(), 0
+
+    def finished(_: StepResult) -> bool:
+        nonlocal made
+        made += 1
+        if made == 3:
+            mx.reset_peak_memory()
+        return made == steps
+
+    for _ in decode(decoder, cache, 0, prompt, sequence_keys(0), finished):
+        pass
+    return mx.get_peak_memory() - before
+
+
 @contextmanager
 def counted(owner: object, *methods: str) -> Iterator[list[int]]:
     """Return the query rows of every call of these methods, whose first argument is or begins with
@@ -77,7 +94,6 @@ def counted(owner: object, *methods: str) -> Iterator[list[int]]:
 SHAPES = [
     BeamShape(*shape) for shape in ((1, 1), (1, 2), (1, 5), (2, 1), (2, 3), (3, 4), (4, 2), (4, 5))
 ]
-
 
 READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__array__", "__index__")
 

@@ -23,8 +23,6 @@ from redrafter_mlx.target_model.cache import slots as cache_slots
 from redrafter_mlx.target_model.model import Target
 
 V, N_TOKENS, ROWS = 5, 3, 4_000
-
-
 PROMPT = [1, 4]
 
 

@@ -13,11 +13,7 @@ from redrafter_mlx.target_model.cache.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
 
 BEAMS = [[4, 5, 6, 7], [4, 5, 8, 9], [4, 10, 6, 7]]
-
-
 SCORES = [[0.0, -0.1, -0.3, -0.4], [0.0, -0.1, -0.5, -0.6], [0.0, -0.7, -0.8, -0.9]]
-
-
 PROMPTS = [[11, 12, 13, 14, 15], [21, 22, 23]]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from batches import Decoded
+from batches import Decoded, decode_together
 from decoding import run, up_to
 from ended import ended
 from hybrids import hybrid_model
@@ -21,8 +21,6 @@ from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 from tiny import VOCAB, byte_model, byte_tokenizer, random_drafter, random_model, sliding_model
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding.pipeline import Pipeline
-from redrafter_mlx.decoding.proposal import FixedPolicy
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.untrained.ngram import Lookup
@@ -58,7 +56,6 @@ MODELS = {
     "recurrent": lambda: hybrid_model("qwen3_5", head_dim=32),
     "latent": lambda: hybrid_model("kimi_linear", **MLA),
 }
-
 
 BITS = dict(zip(MODELS, [8, 4, 4, 8, 4, 8, 4], strict=True))
 CASES = [*((name, bits, False, 0) for name, bits in BITS.items()),
@@ -142,12 +139,7 @@ def test_rows_that_join_and_leave_are_decoded_as_if_alone(
         Decoded([rng.randrange(VOCAB) for _ in range(n)], m, n, params)
         for n, m in ((5, 30), (90, 12), (40, 25), (3, 9))
     ]
-    batch = Pipeline(decoder, FixedPolicy(shape))
-    for row in rows:
-        row.join(batch, decoder)
-        batch.advance()
-    while batch.sequences:
-        batch.advance()
+    decode_together(decoder, rows)
     plain = Decoder(target, None, PLAIN, params)
     for row in rows:
         assert row.emitted[: row.n] == row.alone(plain).emitted[: row.n]

@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from batches import Decoded
+from batches import Decoded, decode_together
 from decoding import run
 from draft_models import drafter_for
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
@@ -19,8 +19,6 @@ from trees import assert_tree_equals_sequences
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.cache.prefix_cache import PrefixCache
-from redrafter_mlx.decoding.pipeline import Pipeline
-from redrafter_mlx.decoding.proposal import FixedPolicy
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.distill.corpus.reader import continuations
@@ -75,12 +73,7 @@ def test_rows_of_different_length_are_decoded_as_if_alone(name: str) -> None:
     model = sliding_model(name)
     decoder = Decoder(Target(model), None, SHAPE, GREEDY, host_drafters=(Lookup(1),))
     rows = [Decoded(prompt, 40) for prompt in PROMPTS]
-    batch = Pipeline(decoder, FixedPolicy(SHAPE))
-    for row in rows:
-        row.join(batch, decoder)
-        batch.advance()
-    while batch.sequences:
-        batch.advance()
+    decode_together(decoder, rows)
     for row in rows:
         assert row.emitted[:40] == plain_tokens(model, row.prompt, 40)
 

@@ -10,8 +10,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from batches import Decoded
-from decoding import run, up_to
+from batches import Decoded, decode_together
+from decoding import peak_of_decoding, run, up_to
 from ended import ended
 from primitives import launched
 from tiny import SLIDING, VOCAB, WINDOW, byte_tokenizer, plain_tokens, sliding_model
@@ -20,8 +20,6 @@ from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.cache.checkpoints import CHANGED_END, stops
 from redrafter_mlx.decoding.cache.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.cache.sequence_cache import SequenceCache
-from redrafter_mlx.decoding.pipeline import Pipeline
-from redrafter_mlx.decoding.proposal import FixedPolicy
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.oracle import Oracle
@@ -96,12 +94,7 @@ def test_rows_whose_rings_end_at_different_times_are_decoded_as_if_alone(
     params = SamplingParams(temperature)
     decoder = Decoder(Target(model), None, BeamShape(2, 4), params, host_drafters=(Lookup(1),))
     rows = [Decoded(text(n, seed=n), 40, n, params) for n in (5, RING - 20, 2 * RING)]
-    batch = Pipeline(decoder, FixedPolicy(BeamShape(2, 4)))
-    for row in rows:
-        row.join(batch, decoder)
-        batch.advance()
-    while batch.sequences:
-        batch.advance()
+    decode_together(decoder, rows)
     plain = Decoder(Target(model), None, PLAIN, params)
     for row in rows:
         assert row.emitted[:40] == row.alone(plain).emitted[:40]
@@ -185,22 +178,11 @@ def test_a_step_updates_rings_in_place() -> None:
     """A copy would be in memory beside the ring."""
     model = sliding_model("gemma3_text", sliding_window=4096, head_dim=64)
     decoder = Decoder(Target(model), None, PLAIN, GREEDY)
-    cache, prompt, count = decoder.new_cache(), [0] * 4608, 0
-    mx.clear_cache()
-    before = mx.get_active_memory()
-
-    def finished(_: object) -> bool:
-        nonlocal count
-        count += 1
-        if count == 3:
-            mx.reset_peak_memory()
-        return count == 8
-
-    for _ in decode(decoder, cache, 0, prompt, sequence_keys(0), finished):
-        pass
+    cache = decoder.new_cache()
+    peak = peak_of_decoding(decoder, cache, [0] * 4608, 8)
     (window,) = windows_of(cache.target)
     assert window.capacity == ring_size(4096)
-    assert mx.get_peak_memory() - before < 1.3 * cache.target.nbytes
+    assert peak < 1.3 * cache.target.nbytes
 
 
 @pytest.mark.parametrize("shape", [PLAIN, BeamShape(1, 4), BeamShape(2, 4), BeamShape(30, 4)])

@@ -22,12 +22,7 @@ from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.recurrent.fixed_decay import FixedDecay
 from redrafter_mlx.target_model.recurrent.gated_delta import GatedDelta
-from redrafter_mlx.target_model.recurrent.interface import (
-    AcceptedPath,
-    Recurrence,
-    Tape,
-    TreeNodes,
-)
+from redrafter_mlx.target_model.recurrent.interface import AcceptedPath, Recurrence, Tape, TreeNodes
 from redrafter_mlx.target_model.recurrent.state_space import StateSpace
 
 

@@ -98,12 +98,7 @@ def close(got: mx.array, want: mx.array, tolerance: float) -> None:
 @pytest.mark.parametrize("chain", [False, True])
 @pytest.mark.parametrize(
     ("vector", "options"),
-    [
-        (False, {}),
-        (False, {"allow_neg_eigval": True}),
-        (True, {}),
-        (True, {"lower_bound": -5.0}),
-    ],
+    [(False, {}), (False, {"allow_neg_eigval": True}), (True, {}), (True, {"lower_bound": -5.0})],
 )
 def test_gated_delta_rule(vector: bool, options: dict[str, object], chain: bool) -> None:
     rng = random.Random(3)
