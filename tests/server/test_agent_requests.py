@@ -10,10 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-pytest.importorskip("starlette", reason="needs the extra `serve`")
-pytest.importorskip("httpx2", reason="needs the extra `test`")
-
 from places import SUPPORT
 from scripted import Scripted
 from serving import host

@@ -6,18 +6,15 @@ import json
 import re
 from typing import Annotated, Any, get_args
 
+import anthropic
 import httpx2 as httpx
 import pytest
+from anthropic.types import RawMessageStreamEvent
+from pydantic import Discriminator, TypeAdapter
+from scripted import Scripted
+from serving import ASKED, CITY, CONTEXT, KEY, named_events
 
-anthropic = pytest.importorskip("anthropic", reason="needs the extra `test`")
-pytest.importorskip("starlette", reason="needs the extra `serve`")
-
-from anthropic.types import RawMessageStreamEvent  # noqa: E402
-from pydantic import Discriminator, TypeAdapter  # noqa: E402
-from scripted import Scripted  # noqa: E402
-from serving import ASKED, CITY, CONTEXT, KEY, named_events  # noqa: E402
-
-from redrafter_mlx.engine.engine import Redrafter  # noqa: E402
+from redrafter_mlx.engine.engine import Redrafter
 
 PATH = "/v1/messages"
 COUNT = f"{PATH}/count_tokens"

@@ -7,10 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
-
-pytest.importorskip("starlette", reason="needs the extra `serve`")
-pytest.importorskip("httpx2", reason="needs the extra `test`")
-
 from scripted import TEMPLATE, Scripted, marked_tokenizer
 from serving import host
 from starlette.testclient import TestClient

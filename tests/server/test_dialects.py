@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 
+import httpx2 as httpx
 import pytest
+from serving import ASKED, KEY, hold, ready, tiny_redrafter
+from waiting import wait_for
 
-httpx = pytest.importorskip("httpx2", reason="needs the extra `test`")
-pytest.importorskip("starlette", reason="needs the extra `serve`")
-
-from serving import ASKED, KEY, hold, host, running, tiny_redrafter, wait_until_ready  # noqa: E402
-from waiting import wait_for  # noqa: E402
-
-from redrafter_mlx.server.answers import sse  # noqa: E402
+from redrafter_mlx.server.answers import sse
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 SILENT = {
@@ -42,8 +39,7 @@ def test_a_silent_stream_gets_events_and_ends_when_its_client_leaves(
     model = tiny_redrafter()
     held = hold(model, 0)
     body, begins = SILENT[path]
-    with running(host(model)) as url:
-        wait_until_ready(url)
+    with ready(model) as url:
         asked = {**body, "stream": True}
         with httpx.stream("POST", url + path, json=asked, timeout=60) as streamed:
             lines = (line for line in streamed.iter_lines() if line.startswith("data: "))

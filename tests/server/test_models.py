@@ -11,13 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import WeakValueDictionary
 
+import httpx2 as httpx
 import mlx.core as mx
 import pytest
-
-httpx = pytest.importorskip("httpx2")
-pytest.importorskip("starlette", reason="needs the extra `serve`")
-
-from serving import (  # noqa: E402
+from serving import (
     CONTEXT,
     KEY,
     AlwaysDrafting,
@@ -26,18 +23,18 @@ from serving import (  # noqa: E402
     running,
     wait_until_ready,
 )
-from tiny import CHAT_TEMPLATE, byte_model, byte_tokenizer  # noqa: E402
-from waiting import DEADLINE, wait_for  # noqa: E402
+from tiny import CHAT_TEMPLATE, byte_model, byte_tokenizer
+from waiting import DEADLINE, wait_for
 
-from redrafter_mlx.drafting.untrained.ngram import Lookup  # noqa: E402
-from redrafter_mlx.engine.engine import Redrafter  # noqa: E402
-from redrafter_mlx.engine.options import EngineOptions  # noqa: E402
-from redrafter_mlx.engine.scheduler import Scheduler  # noqa: E402
-from redrafter_mlx.engine.thread import EngineThread  # noqa: E402
-from redrafter_mlx.errors import DamagedFileError  # noqa: E402
-from redrafter_mlx.server.hosting import ModelHost  # noqa: E402
-from redrafter_mlx.server.models import Models  # noqa: E402
-from redrafter_mlx.target_model.fingerprint import nbytes_of  # noqa: E402
+from redrafter_mlx.drafting.untrained.ngram import Lookup
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.options import EngineOptions
+from redrafter_mlx.engine.scheduler import Scheduler
+from redrafter_mlx.engine.thread import EngineThread
+from redrafter_mlx.errors import DamagedFileError
+from redrafter_mlx.server.hosting import ModelHost
+from redrafter_mlx.server.models import Models
+from redrafter_mlx.target_model.fingerprint import nbytes_of
 
 CHAT = "/v1/chat/completions"
 NAMES = ("one", "two", "three")
@@ -281,9 +278,7 @@ def test_texts_that_a_model_keeps_give_way_to_another_model(weights: int) -> Non
         assert kitchen.states(url) == {"one": "loaded", "two": "loaded"}
 
 
-def test_an_answer_for_which_memory_is_short_has_another_idle_model_unloaded(
-    weights: int,
-) -> None:
+def test_an_answer_for_which_memory_is_short_has_another_idle_model_unloaded(weights: int) -> None:
     """Its prompt fits beside the weights of its own model, and not beside those of both."""
     kitchen = Kitchen("one", "two", room=4 * weights, nbytes=weights)
     with kitchen.open() as url:

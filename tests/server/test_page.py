@@ -8,10 +8,6 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-
-pytest.importorskip("httpx2")
-pytest.importorskip("starlette", reason="needs the extra `serve`")
-
 from serving import tiny_redrafter
 from starlette.testclient import TestClient
 
@@ -89,9 +85,7 @@ def test_the_policy_allows_the_pages_own_code_and_no_other(
     assert [name for _, name, _ in page.attributes if name == "style"] == []
 
 
-def test_the_script_finds_every_element_that_it_names(
-    served: tuple[Page, dict[str, str]],
-) -> None:
+def test_the_script_finds_every_element_that_it_names(served: tuple[Page, dict[str, str]]) -> None:
     page, _ = served
     there = [value for _, name, value in page.attributes if name == "id"]
     (script,) = page.inline["script"]

@@ -7,17 +7,14 @@ from itertools import chain
 from typing import Annotated, Any, get_args
 
 import httpx2 as httpx
+import openai
 import pytest
+from openai.types.responses import ResponseStreamEvent
+from pydantic import Discriminator, TypeAdapter
+from scripted import Scripted
+from serving import ASKED, CITY, CONTEXT, KEY, named_events
 
-openai = pytest.importorskip("openai", reason="needs the extra `test`")
-pytest.importorskip("starlette", reason="needs the extra `serve`")
-
-from openai.types.responses import ResponseStreamEvent  # noqa: E402
-from pydantic import Discriminator, TypeAdapter  # noqa: E402
-from scripted import Scripted  # noqa: E402
-from serving import ASKED, CITY, CONTEXT, KEY, named_events  # noqa: E402
-
-from redrafter_mlx.engine.engine import Redrafter  # noqa: E402
+from redrafter_mlx.engine.engine import Redrafter
 
 PATH = "/v1/responses"
 CALL = '<tool_call>{"name": "NAME", "arguments": ARGS}</tool_call>'

@@ -12,39 +12,37 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
+import httpx2 as httpx
 import mlx.core as mx
 import pytest
-
-httpx = pytest.importorskip("httpx2")
-pytest.importorskip("starlette", reason="needs the extra `serve`")
-
-from serving import (  # noqa: E402
+from serving import (
     CONTEXT,
     Held,
     figure,
     hold,
     host,
+    ready,
     running,
     tiny_redrafter,
     wait_until_ready,
 )
-from starlette.testclient import TestClient  # noqa: E402
-from waiting import DEADLINE, wait_for  # noqa: E402
+from starlette.testclient import TestClient
+from waiting import DEADLINE, wait_for
 
-from redrafter_mlx.engine.core import EngineStatus  # noqa: E402
-from redrafter_mlx.engine.engine import Redrafter  # noqa: E402
-from redrafter_mlx.engine.options import EngineOptions  # noqa: E402
-from redrafter_mlx.engine.scheduler import Scheduler  # noqa: E402
-from redrafter_mlx.errors import BadInputError, DamagedFileError  # noqa: E402
-from redrafter_mlx.server.admission import Gate  # noqa: E402
-from redrafter_mlx.server.answers import sse  # noqa: E402
-from redrafter_mlx.server.api_error import ApiError  # noqa: E402
-from redrafter_mlx.server.app import create_app  # noqa: E402
-from redrafter_mlx.server.hosting import ModelHost  # noqa: E402
-from redrafter_mlx.server.models import Models  # noqa: E402
-from redrafter_mlx.server.options import ServerOptions  # noqa: E402
-from redrafter_mlx.server.tasks import ClientGoneError  # noqa: E402
-from redrafter_mlx.structured import plan  # noqa: E402
+from redrafter_mlx.engine.core import EngineStatus
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.options import EngineOptions
+from redrafter_mlx.engine.scheduler import Scheduler
+from redrafter_mlx.errors import BadInputError, DamagedFileError
+from redrafter_mlx.server.admission import Gate
+from redrafter_mlx.server.answers import sse
+from redrafter_mlx.server.api_error import ApiError
+from redrafter_mlx.server.app import create_app
+from redrafter_mlx.server.hosting import ModelHost
+from redrafter_mlx.server.models import Models
+from redrafter_mlx.server.options import ServerOptions
+from redrafter_mlx.server.tasks import ClientGoneError
+from redrafter_mlx.structured import plan
 
 CHAT = "/v1/chat/completions"
 ASKED = {"messages": [{"role": "user", "content": "hello hello"}], "max_tokens": 400}
@@ -113,8 +111,7 @@ def test_work_ends_when_its_client_leaves(
     model: Redrafter, tokens: int, leave: Callable[[Held, str, bool], None], stream: bool
 ) -> None:
     held = hold(model, tokens)
-    with running(host(model)) as url:
-        wait_until_ready(url)
+    with ready(model) as url:
         leave(held, url, stream)
         wait_for(lambda: held.begun == held.ended == 1)
         wait_for(lambda: figure(url, "vllm:num_requests_running") == 0)
@@ -148,8 +145,7 @@ def test_a_client_that_leaves_while_its_prompt_is_tokenised_gives_its_place_to_o
     go_on = threading.Event()
     begun = wait_in_the_chat_template(monkeypatch, go_on)
     long = {"messages": [{"role": "user", "content": "long"}]}
-    with running(host(model), max_concurrency=1, max_queue=1) as url:
-        wait_until_ready(url)
+    with ready(model, max_concurrency=1, max_queue=1) as url:
         for _ in range(2):
             with request(url, stream, long):
                 assert begun.acquire(timeout=DEADLINE)
@@ -161,8 +157,7 @@ def test_a_client_that_leaves_while_its_prompt_is_tokenised_gives_its_place_to_o
 
 def test_a_full_queue_is_refused_and_empties(model: Redrafter) -> None:
     held = hold(model, 1)
-    with running(host(model), max_concurrency=1, max_queue=1) as url:
-        wait_until_ready(url)
+    with ready(model, max_concurrency=1, max_queue=1) as url:
         statuses: list[int] = []
 
         def ask() -> None:
@@ -219,8 +214,7 @@ def test_a_silent_stream_gets_empty_chunks(
 ) -> None:
     monkeypatch.setattr(sse, "HEARTBEAT_SECONDS", 0.05)
     held = hold(model, 0)
-    with running(host(model)) as url:
-        wait_until_ready(url)
+    with ready(model) as url:
         body = {**ASKED, "max_tokens": 2, "stream": True}
         with httpx.stream("POST", url + CHAT, json=body, timeout=DEADLINE) as answer:
             lines = (line for line in answer.iter_lines() if line)
@@ -254,8 +248,7 @@ def test_a_client_that_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_body_of_100_mb_is_refused(model: Redrafter, announced: bool) -> None:
     pieces = [b" " * 10_000_000] * 10
     headers = {"Content-Length": "100000000"} if announced else {}
-    with running(host(model)) as url:
-        wait_until_ready(url)
+    with ready(model) as url:
         answer = httpx.post(url + CHAT, content=iter(pieces), headers=headers, timeout=DEADLINE)
         assert answer.status_code == 413
         assert "--max-body" in answer.json()["error"]["message"]
@@ -468,8 +461,7 @@ def test_only_this_machine_and_pages_that_are_allowed_may_ask(
 
 def test_a_probe_without_a_host_header_is_answered(model: Redrafter) -> None:
     """HTTP/1.0 needs none; browsers always send one."""
-    with running(host(model)) as url:
-        wait_until_ready(url)
+    with ready(model) as url:
         name, port = url.removeprefix("http://").split(":")
         with socket.create_connection((name, int(port))) as connection:
             connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")

@@ -8,26 +8,21 @@ from collections.abc import Iterable
 from typing import Any
 
 import httpx2 as httpx
+import openai
 import pytest
-
-openai = pytest.importorskip("openai", reason="needs the extra `test`")
-pytest.importorskip("starlette", reason="needs the extra `serve`")
-
-from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
-from serving import (  # noqa: E402
+from prometheus_client.parser import text_string_to_metric_families
+from serving import (
     ASKED,
     CONTEXT,
     KEY,
-    host,
-    running,
+    ready,
     tiny_redrafter,
-    wait_until_ready,
 )
-from tiny import plain_tokens  # noqa: E402
-from waiting import wait_for  # noqa: E402
+from tiny import plain_tokens
+from waiting import wait_for
 
-from redrafter_mlx.engine.engine import Redrafter  # noqa: E402
-from redrafter_mlx.weights.text.chat import render_chat  # noqa: E402
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.weights.text.chat import render_chat
 
 
 @pytest.fixture(scope="module")
@@ -472,8 +467,7 @@ def metrics_of(url: str) -> dict[str, dict[str, float]]:
 
 def test_metrics_count_what_usage_timings_and_steps_report() -> None:
     """Of two drafted answers; the second one finds its prompt in the cache."""
-    with running(host(tiny_redrafter())) as url:
-        wait_until_ready(url)
+    with ready(tiny_redrafter()) as url:
         answers = [streamed(url, max_tokens=n) for n in (25, 30)]
         wait_for(lambda: metrics_of(url)["vllm:num_requests_running"] == {"": 0})
         found = metrics_of(url)

@@ -9,11 +9,8 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-
-pytest.importorskip("starlette", reason="needs the extra `serve`")
-
 from llguidance.hf import from_tokenizer
-from serving import host, running, tiny_redrafter, wait_until_ready
+from serving import ready, tiny_redrafter
 
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.structured import grammar
@@ -24,8 +21,7 @@ ASKED = {"messages": [{"role": "user", "content": "hello hello"}], "max_tokens":
 
 @pytest.fixture(scope="module")
 def url(model: Redrafter) -> Iterator[str]:
-    with running(host(model)) as url:
-        wait_until_ready(url)
+    with ready(model) as url:
         yield url
 
 
@@ -130,8 +126,7 @@ def test_a_target_in_absolute_form_is_its_path_and_its_host(
 
 
 def test_an_absolute_target_needs_the_key_that_its_path_needs() -> None:
-    with running(host(tiny_redrafter()), api_key="k") as url:
-        wait_until_ready(url)
+    with ready(tiny_redrafter(), api_key="k") as url:
         assert status_of(url, "http://localhost/v1/models", "localhost") == 401
         assert status_of(url, "http://localhost/health", "localhost") == 200
 
@@ -147,8 +142,7 @@ def test_structured_output_is_prepared_before_the_first_request(
         return from_tokenizer(*args)
 
     monkeypatch.setattr(grammar, "from_tokenizer", counted)
-    with running(host(tiny_redrafter())) as url:
-        wait_until_ready(url)
+    with ready(tiny_redrafter()) as url:
         assert len(prepared) == 1
         assert chat(url, response_format={"type": "json_object"}, max_tokens=1)
         assert len(prepared) == 1
@@ -161,8 +155,7 @@ def test_a_model_that_grammars_cannot_use_is_served_without(
         raise ValueError("no such vocabulary")
 
     monkeypatch.setattr(grammar, "from_tokenizer", refuse)
-    with running(host(tiny_redrafter())) as url:
-        wait_until_ready(url)
+    with ready(tiny_redrafter()) as url:
         assert chat(url, logprobs=True)
         for path, asked in ((CHAT, ASKED), (TEXT, {"prompt": "ab"})):
             body = {**asked, "response_format": {"type": "json_object"}}

@@ -15,21 +15,18 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2 as httpx
 import pytest
+from places import SUPPORT
+from serving import figure, tiny_redrafter, wait_until_ready
+from waiting import DEADLINE, wait_for
+from weights_samples import gguf_metadata, gguf_tensors, llama_model, write_gguf
 
-httpx = pytest.importorskip("httpx2")
-pytest.importorskip("starlette", reason="needs the extra `serve`")
-
-from places import SUPPORT  # noqa: E402
-from serving import figure, tiny_redrafter, wait_until_ready  # noqa: E402
-from waiting import DEADLINE, wait_for  # noqa: E402
-from weights_samples import gguf_metadata, gguf_tensors, llama_model, write_gguf  # noqa: E402
-
-from redrafter_mlx.cli import serve  # noqa: E402
-from redrafter_mlx.cli.main import run  # noqa: E402
-from redrafter_mlx.cli.terminal import one_line  # noqa: E402
-from redrafter_mlx.server import process as process_of_server  # noqa: E402
-from redrafter_mlx.server.process import log_formatter  # noqa: E402
+from redrafter_mlx.cli import serve
+from redrafter_mlx.cli.main import run
+from redrafter_mlx.cli.terminal import one_line
+from redrafter_mlx.server import process as process_of_server
+from redrafter_mlx.server.process import log_formatter
 
 ASKED = {"prompt": "hello hello", "max_tokens": 40, "stream": True}
 

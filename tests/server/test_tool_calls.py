@@ -10,20 +10,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import openai
 import pytest
+from mlx_lm.tool_parsers import glm47, minimax_m2, mistral, qwen3_coder
+from serving import ready
+from tiny import CHAT_TEMPLATE, byte_model, marked_tokenizer
 
-openai = pytest.importorskip("openai", reason="needs the extra `test`")
-pytest.importorskip("starlette", reason="needs the extra `serve`")
-
-from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, TokenizerWrapper  # noqa: E402
-from mlx_lm.tool_parsers import glm47, minimax_m2, mistral, qwen3_coder  # noqa: E402
-from serving import host, running, wait_until_ready  # noqa: E402
-from tiny import CHAT_TEMPLATE, byte_model, byte_tokenizer  # noqa: E402
-
-from redrafter_mlx.drafting.untrained.ngram import Lookup  # noqa: E402
-from redrafter_mlx.engine.engine import Redrafter  # noqa: E402
-from redrafter_mlx.engine.request import Request  # noqa: E402
-from redrafter_mlx.response import Response  # noqa: E402
+from redrafter_mlx.drafting.untrained.ngram import Lookup
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.request import Request
+from redrafter_mlx.response import Response
 
 TEMPLATE = "{% if tools %}{{ tools | tojson }}{% endif %}" + CHAT_TEMPLATE
 PROPERTIES = {
@@ -54,15 +50,7 @@ class Scripted(Redrafter):
 
 
 def scripted(parser: Any) -> Scripted:
-    fast = byte_tokenizer()._tokenizer
-    fast.chat_template = TEMPLATE
-    tokenizer = TokenizerWrapper(
-        fast,
-        BPEStreamingDetokenizer,
-        tool_call_start=parser.tool_call_start,
-        tool_call_end=parser.tool_call_end,
-        tool_parser=parser.parse_tool_call,
-    )
+    tokenizer = marked_tokenizer(parser, TEMPLATE)
     return Scripted(
         byte_model(0, max_position_embeddings=2048), tokenizer, host_drafters=(Lookup(),)
     )
@@ -80,8 +68,7 @@ def served() -> Iterator[dict[str, tuple[Scripted, openai.OpenAI]]]:
         found = {}
         for name, make in MODELS.items():
             model = make()
-            url = servers.enter_context(running(host(model)))
-            wait_until_ready(url)
+            url = servers.enter_context(ready(model))
             found[name] = model, openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
         yield found
 
@@ -179,9 +166,7 @@ def test_a_call_cut_by_length_is_a_call_only_if_all_of_it_is_there(
         assert answers(*served[form], text, "length") == ([], text, "length")
 
 
-def test_text_around_calls_stays_content(
-    served: dict[str, tuple[Scripted, openai.OpenAI]],
-) -> None:
+def test_text_around_calls_stays_content(served: dict[str, tuple[Scripted, openai.OpenAI]]) -> None:
     text = f"Well: {qwen('id', '1')} and {qwen('id', '2')}\n\nso <tool_call> it is"
     assert answers(*served["qwen3_coder"], text) == (
         [{"id": 1}, {"id": 2}],

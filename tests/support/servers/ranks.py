@@ -17,14 +17,7 @@ import redrafter_mlx  # noqa: F401  # the optimised BLAS comes before MLX
 import mlx.core as mx  # isort: skip
 import mlx.nn as nn
 from hybrids import hybrid_model
-from tiny import (
-    HIDDEN,
-    byte_model,
-    byte_tokenizer,
-    random_drafter,
-    random_model,
-    tiny_source,
-)
+from tiny import HIDDEN, byte_model, byte_tokenizer, random_drafter, random_model, tiny_source
 
 from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.bench.measure.runner import Runner

@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator, Callable
 from importlib import import_module
 
 import mlx.core as mx
-from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, TokenizerWrapper
-from tiny import CHAT_TEMPLATE, byte_tokenizer, random_model
-from tokenizers import AddedToken
+import tiny
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from tiny import CHAT_TEMPLATE, random_model
 
 from redrafter_mlx.config import PLAIN
 from redrafter_mlx.decoding.text import AnswerText
@@ -34,17 +34,7 @@ Script = Callable[[str], str]
 
 def marked_tokenizer(parser: str, template: str) -> TokenizerWrapper:
     """Return a tokenizer of bytes and of the marks of reasoning, with a parser of mlx-lm."""
-    fast = byte_tokenizer()._tokenizer
-    fast.add_tokens([AddedToken(mark, normalized=False) for mark in MARKS])
-    fast.chat_template = template
-    module = import_module(f"mlx_lm.tool_parsers.{parser}")
-    return TokenizerWrapper(
-        fast,
-        BPEStreamingDetokenizer,
-        tool_call_start=module.tool_call_start,
-        tool_call_end=module.tool_call_end,
-        tool_parser=module.parse_tool_call,
-    )
+    return tiny.marked_tokenizer(import_module(f"mlx_lm.tool_parsers.{parser}"), template, MARKS)
 
 
 class Scripted(Redrafter):
