@@ -27,6 +27,11 @@ _PACKAGE, _PACKAGED_LIBRARY = "mkl", "libmkl_rt.so"
 
 _SYSTEM_LIBRARIES = ("libopenblas.so.0", "libblis.so.4", "libmkl_rt.so.3", "libmkl_rt.so.2")
 
+_STARTS_OPENMP = "MKL_Get_Max_Threads"
+"""MKL's function that starts its OpenMP, which sets a variable of the environment. If the first
+product did, in MLX's thread, it could move the environment away from a compiler that is being
+started for a kernel ("popen() failed")."""
+
 THREAD_VARIABLES = tuple(f"{name}_NUM_THREADS" for name in ("MKL", "OPENBLAS", "BLIS", "OMP"))
 """If one of these is in the environment, its number of threads is always used."""
 
@@ -71,9 +76,11 @@ def load_optimised_blas() -> BlasStatus:
     for candidate in [wanted] if wanted else usual:
         try:
             with environment(_waiting()):  # other libraries and child processes keep their own
-                ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
+                library = ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
         except OSError:
             continue
+        if hasattr(library, _STARTS_OPENMP):
+            getattr(library, _STARTS_OPENMP)()
         chosen = ", the fastest in `redrafter-mlx tune`" if candidate == preferred else ""
         return BlasStatus(candidate, candidate + chosen)
     if wanted:
