@@ -1,14 +1,10 @@
 """Corrections of the cost model: by how much steps differ from its predictions, by query rows.
 
-A profile takes some seconds on a machine that may be busy with other work, and the shape that
-looks cheapest among fifty is usually one whose cost was measured too low. So the predicted time of
-each row count is corrected by its own steps, compared with plain steps of the same moment: if all
-steps become slower, no other shape is chosen. Steps with drafts alone cannot tell drafts that
-became more expensive from a machine that became slower, so a plain step is due now and then.
-
-Only plain steps serve as the measure. If the steps of a row count were compared with each other,
-directly or by way of a third, their correction would wander off by chance: each would be taken
-relative to the last ones, however far those have come.
+A profile takes some seconds on a machine that may be busy, and the shape that looks cheapest among
+fifty is usually one whose cost was measured too low. So each row count is corrected by its own
+steps, compared with plain steps of the same moment: if all steps become slower, no other shape is
+chosen. Plain steps alone are the measure: row counts that were compared with each other would
+wander off by chance. So a plain step is due now and then.
 """
 
 from __future__ import annotations
@@ -19,19 +15,36 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from redrafter_mlx.config import PLAIN
+import numpy as np
 
-_COMPARED, _KEPT = 3, 7
-"""Minimum number of steps of one kind, among twice as many, with whose median a step is compared,
-and maximum number of comparisons, whose median is a correction: a slow step or two correct nothing,
-and what changed is noticed (test_step_times, test_a_change_of_what_drafts_cost_is_noticed)."""
+from redrafter_mlx.config import PLAIN, BeamShape
+from redrafter_mlx.response import StepResult
+from redrafter_mlx.tuning.cost import Array, CostModel
 
-_PLAIN_EVERY, _SELDOM = 8, 128
-"""One in so many steps is plain until the correction of the shape in use is known, and from then
-on. As seldom, one comparison of what seemed too expensive is forgotten
+COMPARED = 3
+"""Minimum number of steps of one kind, among twice as many, with whose median a step is compared: a
+slow step or two correct nothing (test_step_times). As many probes can be paid at once: one that
+failed does not end a series (test_drafting_begins_again_when_it_pays_again)."""
+
+_OFTEN, _SELDOM = 7, 128
+"""Number of steps between plain ones until the correction of the shape in use is known, and from
+then on. As many comparisons are kept, whose median is the correction
 (test_costs_that_are_wrong_at_some_rows_are_found_out_within_forty_steps,
-test_what_was_dear_is_tried_again_after_some_hundred_steps)."""
+test_a_change_of_what_drafts_cost_is_noticed), and as seldom one of what seemed too expensive is
+forgotten (test_what_was_dear_is_tried_again_after_some_hundred_steps)."""
 
+_DOUBT = 1.5
+"""Factor by which a step may take longer than is assumed, until such steps were timed
+(test_no_answer_with_a_fresh_cache_is_slower_than_plain_decoding_by_over_three_percent)."""
+
+_COMPILING = 0.6
+"""Share of a plain step by which a process's first step with a number of query rows takes longer,
+as its graph is compiled (the same law)."""
+
+_HOST_BUILDS = 0.4
+"""Share of a plain step that the device waits where the host builds a step after reading: such
+steps, and a single draft among plain ones, cost as much more
+(test_useless_drafts_that_seem_nearly_free_cost_little)."""
 
 _PLAIN = PLAIN.nodes
 """The kind of plain steps: steps of one kind are corrected alike. It is their query rows."""
@@ -59,7 +72,7 @@ class BatchCorrections:
         self.used: set[int] = set()
         self.factors, self.others = {_PLAIN: 1.0}, 1.0
         # Kind, and measured / predicted seconds.
-        self._recent: deque[tuple[int, float]] = deque(maxlen=2 * _COMPARED)
+        self._recent: deque[tuple[int, float]] = deque(maxlen=2 * COMPARED)
         self._ratios: dict[int, deque[float]] = {}  # by kind, relative to plain steps
         self._timed = self._untimed = self._since_plain = 0  # steps
         self._due = self._repeat = False  # whether a plain step that was due is unread, or untimed
@@ -88,8 +101,8 @@ class BatchCorrections:
         if changed:
             self._forget(drafted=True)
         for of, relative in levels.items():
-            if len(relative) >= _COMPARED:
-                self._ratios.setdefault(of, deque(maxlen=_KEPT)).append(median(relative))
+            if len(relative) >= COMPARED:
+                self._ratios.setdefault(of, deque(maxlen=_OFTEN)).append(median(relative))
                 changed = True
         if changed:
             self._find_factors()
@@ -115,7 +128,7 @@ class BatchCorrections:
             self._repeat = False
             return True
         known = kind in self.factors and (kind != _PLAIN or len(self.factors) > 1)
-        if self._since_plain < (_SELDOM if known else _PLAIN_EVERY) or self._untimed > _COMPARED:
+        if self._since_plain <= (_SELDOM if known else _OFTEN) or self._untimed > COMPARED:
             return False
         self._since_plain, self._due = 0, True
         return True
@@ -134,7 +147,7 @@ class BatchCorrections:
         for kind, ratios in by_kind:
             if not ratios or not all(0 < ratio < math.inf for ratio in ratios):
                 raise ValueError(f"{ratios} cannot have been measured")
-            self._ratios[int(kind)] = deque(ratios, _KEPT)
+            self._ratios[int(kind)] = deque(ratios, _OFTEN)
         self._timed = int(timed)
         self._find_factors()
 
@@ -189,3 +202,98 @@ class Corrections:
         for number, (timed, ratios) in record.items():
             found._by_class[int(number)].restore(timed, ratios)
         return found
+
+
+class StepCosts:
+    """What a step of each shape costs, after a text of some length, in a batch of some size.
+
+    times:   corrections for batches of this size
+    seconds: [S] corrected, in the order of the shapes; plain decoding is the first
+    doubts:  [S] factors by which they may take longer
+    rows:    [S] query rows of each shape's trees
+    assumed: whether costs are
+    max_nodes: maximum nodes of a tree
+    nothing_is_known: whether costs are assumed, and no drafted step has shown what one takes
+    """
+
+    def __init__(
+        self, shapes: tuple[BeamShape, ...], costs: CostModel, corrections: Corrections
+    ) -> None:
+        self.rows = [shape.nodes for shape in shapes]
+        self.numbers = {shape: i for i, shape in enumerate(shapes)}
+        self._shapes, self._costs, self._corrections = shapes, costs, corrections
+        self.assumed, self.max_nodes = costs.assumed, costs.max_nodes
+        self._context = self._batch = 0
+        self._factors: dict[int, float] = {}  # that `seconds` are corrected by
+
+    def look_up(self, length: int, batch: int) -> None:
+        """Find the costs after `length` tokens, in a batch of this size.
+
+        Lengths count up to the next power of two, so that few are looked up in the cost model.
+        """
+        context = 1 << (length - 1).bit_length()
+        if changed := (context, batch) != (self._context, self._batch):
+            self._context, self._batch = context, batch
+            self.times = self._corrections.of(batch)
+            self._predicted = self._costs.steps(self._shapes, context, batch)
+            self._after_reading: dict[tuple[int, int], float] = {}
+        if changed or self.times.factors is not self._factors:
+            known = self._factors = self.times.factors
+            # Costs of one sequence that were measured are certain; those of batches are less so.
+            doubt = _DOUBT if batch > 1 or self.assumed else 1.0
+            factors = [known.get(n, self.times.others) for n in self.rows]
+            self.seconds: Array = self._predicted * factors
+            self.doubts = np.array([1.0 if n in known else doubt for n in self.rows])
+            self.nothing_is_known = self.assumed and bool((self.doubts[1:] > 1).all())
+
+    def max_seconds(self, number: int) -> float:
+        """Return the most seconds that a step of a shape may take: it may have to be compiled."""
+        compiles = self.rows[number] not in self.times.used
+        longest = float(self.seconds[number] * self.doubts[number])
+        return longest + compiles * _COMPILING * float(self.seconds[0])
+
+    def learn(self, step: StepResult, batch: int) -> bool:
+        """Record a step without continuations; return whether that changed a correction."""
+        if batch == self._batch:
+            return self.times.learn(step.query_rows, self._step(step.shape), step.seconds)
+        predicted = self._costs.step(step.shape, self._context, batch)
+        return self._corrections.of(batch).learn(step.query_rows, predicted, step.seconds)
+
+    @property
+    def host_builds(self) -> float:
+        """Seconds that the device waits where the host builds a step after reading."""
+        return _HOST_BUILDS * float(self.seconds[0])
+
+    def is_sure_of(self, nodes: int) -> bool:
+        """Whether it is known what a step with so many nodes takes that is built after reading."""
+        return not self.assumed or waited(nodes) in self.times.factors
+
+    def after_reading(self, nodes: int, width: int) -> float:
+        """Return the predicted seconds of a step that is built after reading and drafts nothing."""
+        found = self._after_reading.get((nodes, width))
+        if found is None:
+            found = self._costs.verify(nodes, self._context, self._batch)
+            found += self._costs.overhead(width) + _HOST_BUILDS * float(self._predicted[0])
+            self._after_reading[nodes, width] = found
+        return found
+
+    def revised(self, nodes: int, width: int) -> float:
+        """Return the most seconds of such a step, corrected."""
+        doubt = _DOUBT if self.assumed else 1.0
+        return self.after_reading(nodes, width) * self.times.factors.get(waited(nodes), doubt)
+
+    def drafting(self, shape: BeamShape) -> float:
+        """Return the predicted seconds of a step's drafting."""
+        return self._costs.drafting(shape.width, shape.length, self._batch)
+
+    def without_drafting(self, shape: BeamShape) -> float:
+        """Return the corrected seconds of a step whose drafts exist already."""
+        seconds = self._step(shape) - self.drafting(shape)
+        return seconds * self.times.correction(shape.nodes)
+
+    def _step(self, shape: BeamShape) -> float:
+        """Return the predicted seconds of a step."""
+        number = self.numbers.get(shape)
+        if number is None:
+            return self._costs.step(shape, self._context, self._batch)
+        return float(self._predicted[number])

@@ -28,10 +28,9 @@ from redrafter_mlx.decoding.sequence import Sequence
 from redrafter_mlx.drafting.untrained.continuation import Continuation
 from redrafter_mlx.response import StepResult
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
-from redrafter_mlx.tuning.corrections import Corrections, waited
+from redrafter_mlx.tuning.corrections import COMPARED, Corrections, StepCosts, waited
 from redrafter_mlx.tuning.cost import CostModel, candidates
-from redrafter_mlx.tuning.revision import Revision, Tree, best_revision
-from redrafter_mlx.tuning.step_costs import StepCosts
+from redrafter_mlx.tuning.revision import Tree, best_revision
 
 _MARGIN = 0.01
 """Minimum relative gain for which another shape replaces the current one: less is noise
@@ -46,10 +45,6 @@ of any one while costs are assumed
 _SHORTEST = 16
 """Tokens of an answer that pays a probe in advance, if it is known what that takes
 (test_a_first_answer_gains_three_quarters_of_what_later_ones_gain)."""
-
-_MAX_PROBES = 3
-"""Maximum number of probes that the saved time can pay: one failed probe does not end a series
-(test_drafting_begins_again_when_it_pays_again)."""
 
 
 class _Verified(NamedTuple):
@@ -77,7 +72,6 @@ class TunedPolicy:
         self._proposals = [Proposal(shape) for shape in self.shapes]
         self._corrections = corrections or Corrections()
         self._costs = StepCosts(self.shapes, costs, self._corrections)
-        self._max_nodes = costs.max_nodes
         self._longest = min(MAX_BEAM_LENGTH, costs.max_nodes) - 1  # continuation
         self._biased = False  # whether most sequences are
         self._chosen_for = 0, 0  # sequences, and bits of the longest one's length; 0 if outdated
@@ -89,7 +83,7 @@ class TunedPolicy:
         self._prices = 0.0, 0.0  # of a probe after a plain step, and after a drafted one
         self._max_seconds = 0.0  # of a probe
         # Unread ones, and the most seconds that they may take.
-        self._probes: deque[tuple[BeamShape, float]] = deque(maxlen=_MAX_PROBES)
+        self._probes: deque[tuple[BeamShape, float]] = deque(maxlen=COMPARED)
         # Of the step that is read, and of the next: sequences may end before theirs is verified.
         self._verified: deque[_Verified] = deque(maxlen=2)
 
@@ -123,7 +117,7 @@ class TunedPolicy:
             for one, best, made in zip(sequences, found, drafted, strict=True)
         ]
         largest = max([made.shape for made in drafted], key=lambda shape: shape.nodes)
-        chosen = self._best_revision(trees, largest)
+        chosen = best_revision(trees, self._pace, self._costs, largest)
         if chosen is None:
             return [None] * len(sequences)
         count, join, nodes, width = chosen
@@ -144,7 +138,7 @@ class TunedPolicy:
         if not any(found):
             return False
         trees = [self._tree(o, best, PLAIN) for o, best in zip(sequences, found, strict=True)]
-        return self._best_revision(trees, PLAIN) is not None
+        return best_revision(trees, self._pace, self._costs, PLAIN) is not None
 
     def learn(self, sequences: abc.Sequence[Sequence], steps: abc.Sequence[StepResult]) -> None:
         """Record the results of a step, which may come some steps late."""
@@ -206,7 +200,7 @@ class TunedPolicy:
         """Pay for a probe of the promising shape, if enough time is saved for it."""
         used, corrections = float(self._tokens[self._best]) / self._pace, self._corrections
         price, ahead = self._prices[self._drafts], _SHORTEST * _MAX_LOSS * used
-        corrections.saved = min(corrections.saved + _SHARE * used, _MAX_PROBES * price)
+        corrections.saved = min(corrections.saved + _SHARE * used, COMPARED * price)
         self._allowed += _MAX_LOSS * used
         sure = price <= ahead and self._costs.doubts[self._probed] == 1
         if min(corrections.saved, self._allowed + sure * ahead) < price:
@@ -262,11 +256,6 @@ class TunedPolicy:
             trust.learn(drafts.kind, drafts.expected / n, right / n)
         times = self._corrections.of(len(steps))
         return times.learn(waited(nodes), seconds, steps[0].seconds)
-
-    def _best_revision(self, trees: list[Tree], largest: BeamShape) -> Revision | None:
-        """Return the best continuations over trees of at most the largest shape, if any gain."""
-        costs, drafted = self._costs, self._costs.without_drafting(largest)
-        return best_revision(trees, self._pace, drafted, costs.revised, self._max_nodes)
 
     def _tree(
         self,

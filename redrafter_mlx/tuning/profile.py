@@ -8,25 +8,28 @@ counted.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import mlx.core as mx
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Drafter, Seen
+from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.beams import Beams
+from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 from redrafter_mlx.target_model.cache.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.tuning.cost import FEW_ROWS, LONG_CONTEXT, SHORT_CONTEXT, TIMED_STEPS, CostModel
 from redrafter_mlx.tuning.setup import Setup
-from redrafter_mlx.tuning.step_times import step_times
 
 Call = Callable[[], Sequence[mx.array]]
 
@@ -40,20 +43,15 @@ ROWS, LONG_ROWS, DRAFT_LENGTHS = (*range(1, 18), 20, 24, 28, 32), (1, 8, 16, 32)
 """Query rows of the timed calls at the two contexts, of which only attention depends on the second,
 and beam lengths at which drafting is timed: each further level repeats the same work."""
 
-_BUDGET, _PATIENCE = 12.0, 4
-"""Seconds for the first call of every case, again for repeats, and again for overheads; and how
-often that time the repeats may take while they differ too much: `tune` takes a minute on a quiet
-machine and three on a busy one (test_measuring_ends_in_time_on_a_machine_that_stays_busy)."""
+_BUDGET = 12.0
+"""Seconds for the first call of every case, again for repeats, and again for overheads: in all a
+minute on a quiet machine (test_measuring_ends_in_time_on_a_machine_that_stays_busy)."""
 
-_ROUNDS, MAX_ROUNDS = 3, 9
-"""Minimum number of repeats, which is how many of the last ones must agree, and the maximum once
-they do; also of repeats of a call that seems to take longer than one with more rows, and of calls
-that are submitted at once. The shortest is used: other work on the machine only adds time
-(test_a_busy_machine_is_measured_until_its_repeats_agree)."""
-
-_BURST = 0.02
-"""Seconds of short calls that are submitted at once, so that the wait for the host counts less
-(test_short_calls_are_submitted_together_so_that_their_wait_for_the_host_counts_less)."""
+_ROUNDS = 3
+"""Number of last repeats that must agree, and how often the budget they may take until they do. Its
+square is the maximum number of repeats that agree, of further ones of a call that seems to take
+longer than one with more rows, and of calls that are submitted at once. The shortest is used: other
+work on the machine only adds time (test_a_busy_machine_is_measured_until_its_repeats_agree)."""
 
 
 class Profiler:
@@ -63,6 +61,7 @@ class Profiler:
         """`widest`: maximum number of beams drafted for a sequence, 0 without a drafter."""
         self.target, self.drafter, self._widest = target, drafter, widest
         self._caches: dict[int, TreeCache] = {}  # by context
+        self._at_once = 0.0  # seconds of short calls that are submitted together
 
     def cases(self) -> list[Case]:
         """Return the cases to measure, the most informative first."""
@@ -96,7 +95,7 @@ class Profiler:
         """Time a few calls of few rows, to compare libraries of matrix products in seconds."""
         calls: list[Case] = [("call", rows, SHORT_CONTEXT) for rows in FEW_ROWS[:6]]
         with self.target.in_use():
-            times = self._rounds(calls, lambda _: None, _BUDGET / _PATIENCE)
+            times = self._rounds(calls, lambda _: None, _BUDGET / _ROUNDS)
         self._caches.clear()
         return _costs(setup, times, (0.0, 0.0, 0.0))
 
@@ -112,7 +111,7 @@ class Profiler:
     def _seconds(self, call: Call) -> float:
         """Return the seconds of a call that follows one like it, the mean of several short ones."""
         first = seconds_of(self.target, call, 1)
-        times = max(1, min(MAX_ROUNDS, int(_BURST / max(first, 1e-9))))
+        times = max(1, min(_ROUNDS**2, int(self._at_once / max(first, 1e-9))))
         return seconds_of(self.target, call, times)
 
     def _rounds(
@@ -131,19 +130,18 @@ class Profiler:
         if time.perf_counter() - began > 2 * budget:
             return times  # repeats would take minutes: the first calls are the measurement
         times = {case: [] for case in calls}  # the first ones compiled kernels
-        began, done = time.perf_counter(), 0
-        while True:
+        began, done, agree = time.perf_counter(), 0, False
+        self._at_once = budget / (len(cases) * 2 * _ROUNDS**2)
+        while not agree or done < _ROUNDS**2:
             for case, call in calls.items():
                 times[case].append(self._seconds(call))
-            done, spent = done + 1, time.perf_counter() - began
-            report(0.5 + min(max(done / _ROUNDS, spent / budget), _PATIENCE) / _PATIENCE / 2)
-            if done < _ROUNDS:
-                continue
-            agree = _spread(times) <= MAX_SPREAD
-            limit = budget if agree else _PATIENCE * budget
-            if spent * (done + 1) / done > limit or (agree and done == MAX_ROUNDS):
+            done += 1
+            report(0.5 + min(done / _ROUNDS**2, 1.0) / 2)
+            agree = done >= _ROUNDS and _spread(times) <= MAX_SPREAD
+            limit = budget if agree else _ROUNDS * budget
+            if done >= _ROUNDS and time.perf_counter() - began > limit:
                 break
-        for _ in range(MAX_ROUNDS):
+        for _ in range(_ROUNDS**2):
             for case in _doubted(times):
                 times[case].append(self._seconds(calls[case]))
         return times
@@ -159,21 +157,21 @@ class Profiler:
         """
         shapes = [replace(s, width=min(s.width, self._widest or 1)) for s in TIMED_STEPS]
         shapes = shapes if self.drafter is not None else [PLAIN]
-        steps: list[list[float]] = [[] for _ in shapes]
-        parts: list[list[float]] = [[] for _ in shapes]
+        steps, parts = [math.inf] * len(shapes), [math.inf] * len(shapes)
         began = time.perf_counter()
-        while not steps[0] or (len(steps[0]) < _ROUNDS and time.perf_counter() - began < budget):
+        for _ in range(_ROUNDS):
             for i, shape in enumerate(shapes):
                 decoder = Decoder(self.target, self.drafter, shape, SamplingParams())
-                steps[i].append(step_seconds(decoder))
+                steps[i] = min(steps[i], step_seconds(decoder))
                 cases: list[Case] = [("call", shape.nodes, SHORT_CONTEXT)]
                 cases += [] if shape == PLAIN else [("draft", shape.width, shape.length)]
                 with self.target.in_use():
                     calls = [self._call(case) for case in cases]
-                    parts[i].append(
-                        sum([min([self._seconds(c) for _ in range(_ROUNDS)]) for c in calls])
-                    )
-        found = [min(s) - min(p) for s, p in zip(steps, parts, strict=True)]
+                    shortest = [min([self._seconds(c) for _ in range(_ROUNDS)]) for c in calls]
+                parts[i] = min(parts[i], sum(shortest))
+            if time.perf_counter() - began >= budget:
+                break
+        found = [step - part for step, part in zip(steps, parts, strict=True)]
         rising = [*accumulate((max(-one_row / 2, min(rest, one_row)) for rest in found), max)]
         of_copies = max(rising[-1], 0.0)  # without a drafter nothing else is drafted
         plain, chain, tree = rising + [of_copies] * (len(TIMED_STEPS) - len(rising))
@@ -286,3 +284,17 @@ def step_seconds(decoder: Decoder) -> float:
     """
     times = step_times(decoder, SHORT_CONTEXT, 2 * _ROUNDS)
     return min([sum(times[i : i + _ROUNDS]) for i in range(_ROUNDS + 1)]) / _ROUNDS
+
+
+def step_times(decoder: Decoder, context: int, count: int) -> list[float]:
+    """Return the seconds of `count` steps in a row of the decoding loop, after some tokens."""
+    prompt = [(7 * i + 1) % decoder.target.vocab_size for i in range(context)]
+    read: list[float] = []
+
+    def finished(_: StepResult) -> bool:
+        read.append(time.perf_counter())
+        return len(read) == count + 2  # the prompt, and a first step that compiles
+
+    for _ in decode(decoder, decoder.new_cache(), 0, prompt, sequence_keys(0), finished):
+        pass
+    return [b - a for a, b in pairwise(read[1:])]

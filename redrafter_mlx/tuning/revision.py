@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.decoding.proposal import Proposal
 from redrafter_mlx.drafting.untrained.continuation import Continuation
+from redrafter_mlx.tuning.corrections import StepCosts
 
 
 class Tree(NamedTuple):
@@ -63,11 +64,7 @@ class Revision(NamedTuple):
 
 
 def best_revision(
-    trees: Sequence[Tree],
-    pace: float,
-    drafted_seconds: float,
-    seconds_of: Callable[[int, int], float],
-    max_nodes: int,
+    trees: Sequence[Tree], pace: float, costs: StepCosts, drafted: BeamShape
 ) -> Revision | None:
     """Return how many drafts of the continuations gain most time; None if none gains.
 
@@ -75,18 +72,17 @@ def best_revision(
 
     Args:
       pace: tokens per second of a sequence in steps without continuations
-      drafted_seconds: seconds of the step with the trees as they were drafted, without drafting
-      seconds_of: the same with continuations, as a function of nodes and width of the largest tree
-      max_nodes: maximum nodes of a tree
+      drafted: the largest shape of the trees as they were drafted
     """
     longest = max([len(tree.holds) for tree in trees])
-    best, chosen = sum([tree.tokens for tree in trees]) / len(trees) - pace * drafted_seconds, None
+    before = sum([tree.tokens for tree in trees]) / len(trees)
+    best, chosen = before - pace * costs.without_drafting(drafted), None
     ways = (False, True) if [tree for tree in trees if tree.branches] else (False,)
     for count in (1, 3, 7, 15, 31)[: (longest + 1).bit_length() - 1]:
         for join in ways:
             nodes, widths, tokens = zip(*[t.revised(count, join=join) for t in trees], strict=True)
-            if max(nodes) <= max_nodes:
-                gain = sum(tokens) / len(trees) - pace * seconds_of(max(nodes), max(widths))
+            if max(nodes) <= costs.max_nodes:
+                gain = sum(tokens) / len(trees) - pace * costs.revised(max(nodes), max(widths))
                 if gain > best:
                     best, chosen = gain, Revision(count, join, max(nodes), max(widths))
     return chosen

@@ -9,7 +9,7 @@ from weakref import WeakSet
 import mlx.nn as nn
 import numpy as np
 
-from redrafter_mlx.config import PLAIN, AcceptMethod, BeamShape, SamplingParams
+from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import LEVEL_COST, Drafter
 from redrafter_mlx.errors import BusyError
@@ -17,20 +17,19 @@ from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.target_model.fingerprint import values_hash
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
-from redrafter_mlx.tuning.corrections import Corrections
-from redrafter_mlx.tuning.cost import LENGTHS, WIDEST, CostModel, assumed_costs, candidates
+from redrafter_mlx.tuning.corrections import COMPARED, Corrections
+from redrafter_mlx.tuning.cost import (
+    LENGTHS,
+    TIMED_STEPS,
+    WIDEST,
+    CostModel,
+    assumed_costs,
+    candidates,
+)
 from redrafter_mlx.tuning.policy import TunedPolicy
-from redrafter_mlx.tuning.profile import MAX_SPREAD, Profiler
+from redrafter_mlx.tuning.profile import MAX_SPREAD, Profiler, step_times
 from redrafter_mlx.tuning.setup import setup_of
-from redrafter_mlx.tuning.step_times import step_times
 from redrafter_mlx.tuning.store import Record, record_file, save_record, saved_record
-
-SMALLEST = BeamShape(1, 2)
-"""The drafted shape whose steps cost least, which is tried first."""
-
-_SHORT_PROMPT, _TIMED = 8, 4
-"""Tokens after which steps of each of two shapes are timed, and their number: more than the three
-that a correction needs."""
 
 
 class Tuner:
@@ -69,7 +68,7 @@ class Tuner:
             self._record = saved_record(self.setup, self._values)
         self.kept = self.measured
         self._profiler = Profiler(target, drafter, self.widest)
-        self._untimed = [SMALLEST, PLAIN]  # the last is the next
+        self._untimed = [*TIMED_STEPS[1::-1]]  # the last is the next
         self._running: WeakSet[TunedPolicy] = WeakSet()
         self._lock, self.measuring = threading.Lock(), threading.Lock()
         self._use_costs()
@@ -95,7 +94,7 @@ class Tuner:
             return 1.0
         shape = self._untimed.pop()
         decoder = Decoder(self._target, self._drafter, shape, SamplingParams())
-        seconds = step_times(decoder, _SHORT_PROMPT, _TIMED)
+        seconds = step_times(decoder, 1, COMPARED + 1)
         with self._lock:
             times, predicted = self._record.corrections.of(1), self.costs.step(shape, 1)
             for one in seconds:

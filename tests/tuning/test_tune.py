@@ -82,7 +82,6 @@ def test_measuring_finds_the_cliff_that_is_there(
 ) -> None:
     """Calls of more than six rows take longer; only calls advance the clock."""
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
-    monkeypatch.setattr(profile, "MAX_ROUNDS", 3)
     machine = profiler(widest=2)
     honest, now = machine.target.verify, 0.0
 
@@ -99,7 +98,7 @@ def test_measuring_finds_the_cliff_that_is_there(
     monkeypatch.setattr(machine.target, "verify", slower)
     monkeypatch.setattr(profile.time, "perf_counter", tick)
     told: list[float] = []
-    costs = machine.measure(SETUP, told.append, budget=60.0)
+    costs = machine.measure(SETUP, told.append, budget=1.0)
     assert [r for r, _ in costs.short] == list(ROWS)
     assert [r for r, _ in costs.long] == list(LONG_ROWS)
     assert {(w, n) for w, n, _ in costs.draft} == {(w, n) for w in (1, 2) for n in DRAFT_LENGTHS}
@@ -181,16 +180,15 @@ def test_a_call_that_seems_dearer_than_one_with_more_rows_is_timed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The machine is busy in the first calls of two rows; those of five take longer than of six."""
-    monkeypatch.setattr(profile, "MAX_ROUNDS", 3)
     machine = profiler(widest=0)
 
     def seconds(rows: int, number: int) -> float:
-        return {2: 0.5 if number < 12 else 0.1, 5: 0.3}.get(rows, 0.1 + rows / 1000)
+        return {2: 0.5 if number < 12 else 0.102, 5: 0.3}.get(rows, 0.1 + rows / 1000)
 
     calls = on_a_clock(monkeypatch, machine, seconds)
     monkeypatch.setattr(profile, "step_seconds", lambda *_: 0.1)
-    shortest = dict(machine.measure(SETUP, budget=60.0).short)
-    assert shortest[2] == pytest.approx(0.1)
+    shortest = dict(machine.measure(SETUP, budget=15.0).short)
+    assert shortest[2] == pytest.approx(0.102)
     assert shortest[5] == pytest.approx(0.3), "it is no noise"
     assert max(calls.values()) < 40
 
@@ -254,7 +252,7 @@ def test_short_calls_are_submitted_together_so_that_their_wait_for_the_host_coun
 
     time_calls_by(monkeypatch, recording)
     monkeypatch.setattr(profile, "step_seconds", lambda *_: seconds)
-    profiler(widest=0).measure(SETUP, budget=60.0)
+    profiler(widest=0).measure(SETUP, budget=9.0)
     assert {*numbers} == {1, at_once}
 
 
