@@ -18,7 +18,7 @@ from simulated import cliff, machine_of_batches
 
 import redrafter_mlx  # noqa: F401
 from redrafter_mlx.loading.target import LoadedTarget, load_target
-from redrafter_mlx.tuning.setup import Setup
+from redrafter_mlx.tuning.cost import Setup
 from redrafter_mlx.tuning.store import Record
 
 # MLX's CPU backend compiles kernels into files there, and two processes must not write the same.

@@ -16,7 +16,7 @@ from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.fingerprint import values_hash
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.tree_check import check_trees
-from redrafter_mlx.tuning.setup import setup_of
+from redrafter_mlx.tuning.cost import setup_of
 
 _COMPUTED_BY = tuple(
     Path(inspect.getfile(part)).parent for part in (Target, TokenTree, SharedRotations)

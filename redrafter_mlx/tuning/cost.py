@@ -1,30 +1,37 @@
 """Cost model: seconds of a step by query rows, by context length and by beam shape.
 
-Kernels change at certain row counts, so the time of a target's call is a staircase in its query
-rows, not a line: one more row can cost nothing, or double the call. The curve is kept as a
-step function: a row count between two measured ones costs as much as the upper one.
-
-Until they are measured, costs are assumed, as ratios of a one-row call. The ratios are rough; what
-steps really take corrects them, see `corrections`.
+Kernels change at certain row counts: one more row can cost nothing, or double a call. So a row
+count between two measured ones costs as much as the upper one. Until they are measured, costs are
+assumed, roughly, as ratios of a one-row call; what steps take corrects them, see `corrections`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import statistics
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from importlib import metadata
 from itertools import pairwise
 from typing import Any
 
+import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
 from redrafter_mlx.config import PLAIN, BeamShape
+from redrafter_mlx.cpu.blas import BLAS
 from redrafter_mlx.drafting.interface import LEVEL_COST
-from redrafter_mlx.tuning.setup import Setup
+from redrafter_mlx.runtime.device import chip_name, dtype_name, system_name
+from redrafter_mlx.runtime.processes.launched import launch_name
+from redrafter_mlx.target_model.fingerprint import shapes_hash
+from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.version import __version__
 
 SHORT_CONTEXT, LONG_CONTEXT = 128, 2048
 """Committed tokens at which calls are timed; attention is linear between and beyond them."""
@@ -52,6 +59,51 @@ WIDEST, LENGTHS = 4, (2, 3, 4, 5, 6, 8)
 
 Array = NDArray[np.float64]
 Curve = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The models and the machine that were measured; times are reused only if all fields are equal.
+
+    chip:    the device's name
+    model:   fingerprint of the target's tensors: names, shapes and types
+    drafter: the same of the drafter, or its kind if it has no tensors
+    dtype:   type of the target's hidden states, and the bits of quantised keys and values
+    mlx:     MLX's version
+    others:  the system, and the versions of mlx-lm and this package
+    blas:    the library of matrix products on a CPU
+    launch:  how ranks share the target, see `launch_name`
+    """
+
+    chip: str
+    model: str
+    drafter: str
+    dtype: str
+    mlx: str
+    blas: str
+    launch: str = ""
+    others: str = ""
+
+    @property
+    def key(self) -> str:
+        """The name of the files about it."""
+        fields = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(fields.encode()).hexdigest()[:32]
+
+
+def setup_of(model: nn.Module, target: Target, drafter: str) -> Setup:
+    """Return the setup that times hold for; `drafter` is equal for drafters with equal times."""
+    bits = "" if target.packing is None else f", {target.packing.label}"
+    return Setup(
+        chip=f"{mx.default_device().type.name} {chip_name()}",
+        model=f"{target.model_type} {shapes_hash(model)}",
+        drafter=drafter,
+        dtype=dtype_name(target.dtype) + bits,
+        mlx=metadata.version("mlx"),
+        blas=BLAS.library or BLAS.note,
+        launch=launch_name(),
+        others=f"{system_name()}, mlx-lm {metadata.version('mlx-lm')}, {__version__}",
+    )
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
 """Profile: times the target's calls, the drafting and whole steps on this machine.
 
-All are measured in turns, so that a machine that becomes slower or busier does so for all of them.
-As in the decoding loop, a call follows one like it, which leaves buffers that fit, and several
-short calls are submitted at once, so that the time that a single call waits for the host is not
-counted.
+All are measured in turns, so that a machine that becomes slower does so for all of them. As in the
+decoding loop, a call follows one like it, which leaves buffers that fit, and several short calls
+are submitted at once, so that the wait for the host counts less.
 """
 
 from __future__ import annotations
@@ -13,10 +12,11 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Literal
 
 import mlx.core as mx
+import numpy as np
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.single import decode
@@ -28,8 +28,14 @@ from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 from redrafter_mlx.target_model.cache.kv_cache import TreeCache
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.tuning.cost import FEW_ROWS, LONG_CONTEXT, SHORT_CONTEXT, TIMED_STEPS, CostModel
-from redrafter_mlx.tuning.setup import Setup
+from redrafter_mlx.tuning.cost import (
+    FEW_ROWS,
+    LONG_CONTEXT,
+    SHORT_CONTEXT,
+    TIMED_STEPS,
+    CostModel,
+    Setup,
+)
 
 Call = Callable[[], Sequence[mx.array]]
 
@@ -61,7 +67,7 @@ class Profiler:
         """`widest`: maximum number of beams drafted for a sequence, 0 without a drafter."""
         self.target, self.drafter, self._widest = target, drafter, widest
         self._caches: dict[int, TreeCache] = {}  # by context
-        self._at_once = 0.0  # seconds of short calls that are submitted together
+        self._at_once = 0.0  # seconds of calls that are submitted together
 
     def cases(self) -> list[Case]:
         """Return the cases to measure, the most informative first."""
@@ -78,10 +84,7 @@ class Profiler:
     ) -> CostModel:
         """Measure all cases now; on a slow machine, the most informative half of them.
 
-        Args:
-          setup: the setup that is measured
-          done: called now and then with the finished share
-          budget: seconds for first calls, again for repeats, and again for overheads
+        done: called now and then with the finished share
         """
         report = done or (lambda _: None)
         with self.target.in_use():
@@ -102,8 +105,7 @@ class Profiler:
     def _call(self, case: Case) -> Call:
         """Return a call to time; calls at one context share a cache."""
         kind, first, second = case
-        if kind == "draft":
-            assert self.drafter is not None
+        if kind == "draft" and self.drafter is not None:
             return drafting_call(self.target, self.drafter, BeamShape(first, second))
         cache = self._caches.setdefault(second, self.target.new_cache())
         return verification_call(self.target, cache, first, second)
@@ -132,7 +134,7 @@ class Profiler:
         times = {case: [] for case in calls}  # the first ones compiled kernels
         began, done, agree = time.perf_counter(), 0, False
         self._at_once = budget / (len(cases) * 2 * _ROUNDS**2)
-        while not agree or done < _ROUNDS**2:
+        while done < _ROUNDS**2 or not agree:
             for case, call in calls.items():
                 times[case].append(self._seconds(call))
             done += 1
@@ -149,11 +151,9 @@ class Profiler:
     def _overheads(self, one_row: float, budget: float) -> tuple[float, float, float]:
         """Measure what a step takes beyond its parts: plain, with one beam and with several.
 
-        A step and its parts are measured in turn, and the shortest of each are compared: the
-        overhead is small, and other work on the machine adds more. Plain steps can take less than a
-        call alone, as the host works ahead. Despite noise, a plain step gets the smallest overhead
-        and a step with several beams the largest, and none is more than a one-row call, or takes
-        off more than half of one.
+        A step and its parts are measured in turn, and the shortest of each are compared. Plain
+        steps can take less than a call alone, as the host works ahead. Despite noise, overheads
+        rise in this order, and are between minus a half and the whole of a one-row call.
         """
         shapes = [replace(s, width=min(s.width, self._widest or 1)) for s in TIMED_STEPS]
         shapes = shapes if self.drafter is not None else [PLAIN]
@@ -171,8 +171,8 @@ class Profiler:
                 parts[i] = min(parts[i], sum(shortest))
             if time.perf_counter() - began >= budget:
                 break
-        found = [step - part for step, part in zip(steps, parts, strict=True)]
-        rising = [*accumulate((max(-one_row / 2, min(rest, one_row)) for rest in found), max)]
+        found = np.subtract(steps, parts).clip(-one_row / 2, one_row)
+        rising: list[float] = np.maximum.accumulate(found).tolist()
         of_copies = max(rising[-1], 0.0)  # without a drafter nothing else is drafted
         plain, chain, tree = rising + [of_copies] * (len(TIMED_STEPS) - len(rising))
         return plain, chain, tree

@@ -13,8 +13,7 @@ from redrafter_mlx.runtime.files.atomic_write import write_private_text
 from redrafter_mlx.runtime.files.paths import cache_dir
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
 from redrafter_mlx.tuning.corrections import Corrections
-from redrafter_mlx.tuning.cost import CostModel
-from redrafter_mlx.tuning.setup import Setup
+from redrafter_mlx.tuning.cost import CostModel, Setup
 
 
 @dataclass

@@ -25,10 +25,10 @@ from redrafter_mlx.tuning.cost import (
     CostModel,
     assumed_costs,
     candidates,
+    setup_of,
 )
 from redrafter_mlx.tuning.policy import TunedPolicy
 from redrafter_mlx.tuning.profile import MAX_SPREAD, Profiler, step_times
-from redrafter_mlx.tuning.setup import setup_of
 from redrafter_mlx.tuning.store import Record, record_file, save_record, saved_record
 
 

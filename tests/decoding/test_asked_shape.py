@@ -15,8 +15,7 @@ from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.tuning.cost import CostModel
-from redrafter_mlx.tuning.setup import Setup
+from redrafter_mlx.tuning.cost import CostModel, Setup
 from redrafter_mlx.tuning.store import Record
 from redrafter_mlx.verification import verify
 

@@ -45,7 +45,7 @@ from redrafter_mlx.runtime.processes.launched import join_once
 from redrafter_mlx.target_model.fingerprint import nbytes_of
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.source import TargetSource
-from redrafter_mlx.tuning.setup import setup_of
+from redrafter_mlx.tuning.cost import setup_of
 
 PATIENCE = 30.0
 """Seconds to wait for threads on a busy machine."""

@@ -10,8 +10,7 @@ import pytest
 from simulated import ROWS, SETUP, cliff, machine
 
 from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.tuning.cost import CostModel, assumed_costs
-from redrafter_mlx.tuning.setup import Setup
+from redrafter_mlx.tuning.cost import CostModel, Setup, assumed_costs
 from redrafter_mlx.tuning.store import Record, record_file, save_record, saved_record
 
 COSTS = machine(cliff(8))

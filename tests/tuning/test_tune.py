@@ -25,6 +25,7 @@ from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.tuning import profile
+from redrafter_mlx.tuning.cost import Setup, setup_of
 from redrafter_mlx.tuning.profile import (
     DRAFT_LENGTHS,
     LONG_ROWS,
@@ -35,7 +36,6 @@ from redrafter_mlx.tuning.profile import (
     drafting_call,
     random_tree,
 )
-from redrafter_mlx.tuning.setup import Setup, setup_of
 from redrafter_mlx.tuning.store import Record, save_record, saved_record
 
 

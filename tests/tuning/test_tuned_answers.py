@@ -19,10 +19,9 @@ from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.tuning import profile
-from redrafter_mlx.tuning.cost import CostModel
+from redrafter_mlx.tuning.cost import CostModel, Setup
 from redrafter_mlx.tuning.policy import TunedPolicy
 from redrafter_mlx.tuning.profile import Call, Profiler
-from redrafter_mlx.tuning.setup import Setup
 from redrafter_mlx.tuning.store import saved_record
 from redrafter_mlx.tuning.tuner import Tuner
 

@@ -18,7 +18,7 @@ from redrafter_mlx.errors import DrafterError
 from redrafter_mlx.runtime.files.paths import free_disk
 from redrafter_mlx.target_model.fingerprint import values_hash
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.tuning.setup import setup_of
+from redrafter_mlx.tuning.cost import setup_of
 
 LOG = logging.getLogger("redrafter_mlx.engine")
 

@@ -17,10 +17,9 @@ from redrafter_mlx.drafting.untrained.ngram import NgramIndex
 from redrafter_mlx.response import Source, StepResult
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
 from redrafter_mlx.tuning.corrections import Corrections
-from redrafter_mlx.tuning.cost import CostModel
+from redrafter_mlx.tuning.cost import CostModel, Setup
 from redrafter_mlx.tuning.policy import TunedPolicy
 from redrafter_mlx.tuning.profile import ROWS
-from redrafter_mlx.tuning.setup import Setup
 
 SETUP = Setup("chip", "model", "drafter", "float32", "0.0", "none")
 _VOCAB, _WORDS = 6, 60

@@ -17,9 +17,8 @@ from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.tuning import profile
 from redrafter_mlx.tuning.corrections import BatchCorrections
-from redrafter_mlx.tuning.cost import CostModel
+from redrafter_mlx.tuning.cost import CostModel, Setup
 from redrafter_mlx.tuning.profile import Call, Profiler
-from redrafter_mlx.tuning.setup import Setup
 from redrafter_mlx.tuning.store import save_record, saved_record
 
 PROMPT = [72, 101, 108]
