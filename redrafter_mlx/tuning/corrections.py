@@ -33,13 +33,10 @@ then on. As many comparisons are kept, whose median is the correction
 test_a_change_of_what_drafts_cost_is_noticed), and as seldom one of what seemed too expensive is
 forgotten (test_what_was_dear_is_tried_again_after_some_hundred_steps)."""
 
-_DOUBT = 1.5
-"""Factor by which a step may take longer than is assumed, until such steps were timed
+_DOUBT = 0.6
+"""Share by which a step may take longer than is assumed, until such were timed; and of a plain
+step, by which a process's first step with a number of query rows does, as its graph is compiled
 (test_no_answer_with_a_fresh_cache_is_slower_than_plain_decoding_by_over_three_percent)."""
-
-_COMPILING = 0.6
-"""Share of a plain step by which a process's first step with a number of query rows takes longer,
-as its graph is compiled (the same law)."""
 
 _HOST_BUILDS = 0.4
 """Share of a plain step that the device waits where the host builds a step after reading: such
@@ -119,9 +116,8 @@ class BatchCorrections:
     def plain_is_due(self, kind: int) -> bool:
         """Count a step that is about to be chosen, of this kind; whether it should be plain.
 
-        One in a few is until the correction of the kind is known, and one in many from then on. One
-        that was not timed, as it compiled its graph, is repeated once. None is due where no steps
-        are timed.
+        One that was not timed, as it compiled its graph, is repeated once. None is due where no
+        steps are timed.
         """
         self._since_plain += 1
         if self._repeat:
@@ -170,10 +166,7 @@ class BatchCorrections:
 
 
 class Corrections:
-    """Corrections for all batch sizes.
-
-    Sizes are taken together up to each power of two: 1, 2, 3 and 4, 5 to 8. What predictions miss
-    grows slowly with the size, and where requests come and go, few steps have the same one.
+    """Corrections for all batch sizes, taken together up to each power of two: 1, 2, 3 to 4, ...
 
     saved: seconds that probes may cost; infinite until the first is paid
     """
@@ -210,6 +203,7 @@ class StepCosts:
     times:   corrections for batches of this size
     seconds: [S] corrected, in the order of the shapes; plain decoding is the first
     doubts:  [S] factors by which they may take longer
+    late:    seconds that the device waits where the host builds a step after reading
     rows:    [S] query rows of each shape's trees
     assumed: whether costs are
     max_nodes: maximum nodes of a tree
@@ -227,10 +221,7 @@ class StepCosts:
         self._factors: dict[int, float] = {}  # that `seconds` are corrected by
 
     def look_up(self, length: int, batch: int) -> None:
-        """Find the costs after `length` tokens, in a batch of this size.
-
-        Lengths count up to the next power of two, so that few are looked up in the cost model.
-        """
+        """Find the costs after up to the next power of two of tokens, in a batch of this size."""
         context = 1 << (length - 1).bit_length()
         if changed := (context, batch) != (self._context, self._batch):
             self._context, self._batch = context, batch
@@ -240,9 +231,10 @@ class StepCosts:
         if changed or self.times.factors is not self._factors:
             known = self._factors = self.times.factors
             # Costs of one sequence that were measured are certain; those of batches are less so.
-            doubt = _DOUBT if batch > 1 or self.assumed else 1.0
+            doubt = 1 + _DOUBT if batch > 1 or self.assumed else 1.0
             factors = [known.get(n, self.times.others) for n in self.rows]
             self.seconds: Array = self._predicted * factors
+            self.late = _HOST_BUILDS * float(self.seconds[0])
             self.doubts = np.array([1.0 if n in known else doubt for n in self.rows])
             self.nothing_is_known = self.assumed and bool((self.doubts[1:] > 1).all())
 
@@ -250,7 +242,7 @@ class StepCosts:
         """Return the most seconds that a step of a shape may take: it may have to be compiled."""
         compiles = self.rows[number] not in self.times.used
         longest = float(self.seconds[number] * self.doubts[number])
-        return longest + compiles * _COMPILING * float(self.seconds[0])
+        return longest + compiles * _DOUBT * float(self.seconds[0])
 
     def learn(self, step: StepResult, batch: int) -> bool:
         """Record a step without continuations; return whether that changed a correction."""
@@ -258,11 +250,6 @@ class StepCosts:
             return self.times.learn(step.query_rows, self._step(step.shape), step.seconds)
         predicted = self._costs.step(step.shape, self._context, batch)
         return self._corrections.of(batch).learn(step.query_rows, predicted, step.seconds)
-
-    @property
-    def host_builds(self) -> float:
-        """Seconds that the device waits where the host builds a step after reading."""
-        return _HOST_BUILDS * float(self.seconds[0])
 
     def is_sure_of(self, nodes: int) -> bool:
         """Whether it is known what a step with so many nodes takes that is built after reading."""
@@ -279,7 +266,7 @@ class StepCosts:
 
     def revised(self, nodes: int, width: int) -> float:
         """Return the most seconds of such a step, corrected."""
-        doubt = _DOUBT if self.assumed else 1.0
+        doubt = 1 + _DOUBT if self.assumed else 1.0
         return self.after_reading(nodes, width) * self.times.factors.get(waited(nodes), doubt)
 
     def drafting(self, shape: BeamShape) -> float:

@@ -142,9 +142,8 @@ class CostModel:
     def verify(self, nodes: int, context: float, batch: int = 1) -> float:
         """Return the seconds of the target's call on `batch` trees after at most `context` tokens.
 
-        Matrix products take as long as those of one tree with as many nodes; attention reads as
-        many tokens for each batch row as for the longest, and again for every further node of a
-        few, so its part is interpolated between the measured row counts.
+        Matrix products take as long as those of one tree with as many nodes. Attention reads as
+        many tokens for each batch row as for the longest.
         """
         longer = float(np.interp(nodes, *self._longer))
         share = (batch * context - self.short_context) / (self.long_context - self.short_context)
@@ -184,10 +183,9 @@ class CostModel:
         return self._steps[key]
 
     def cliffs(self) -> dict[int, float]:
-        """Return the row counts of one tree after which one more row costs more than is usual.
+        """Return row counts of a tree after which one more costs over twice the usual, or noise.
 
-        That is more than twice the usual rise, and than what measurements differ by. Each maps to
-        the relative rise of the call's time at the short context.
+        Each maps to the relative rise of the call's time at the short context.
         """
         of_trees = [pair for pair in self.short if pair[0] <= self.max_nodes]
         jumps = {r: after / before - 1 for (r, before), (_, after) in pairwise(of_trees)}
@@ -196,10 +194,7 @@ class CostModel:
 
     @cached_property
     def _longer(self) -> tuple[list[int], list[float]]:
-        """Rows, and seconds that the long context adds to a call with so many.
-
-        More context never makes a call cheaper: measurements that say so are noise.
-        """
+        """Rows, and seconds that the long context adds to a call with so many, never negative."""
         extra = [max(seconds - _at(self.short, rows), 0.0) for rows, seconds in self.long]
         return [rows for rows, _ in self.long], extra
 
@@ -269,8 +264,8 @@ def candidates(
     """Return every shape that may be best in batches of any of these sizes, except plain decoding.
 
     Those are all widths and lengths with a known drafting cost: whole, and cut to a ladder of row
-    counts and at cliffs. Each beam keeps room for a draft: a beam without a node only costs. A
-    shape is left out if a larger one costs no more at either context: it would never be better.
+    counts and at cliffs, with room for a draft in each beam. A shape is left out if a larger one
+    costs no more at either context.
     """
     widest = min(widest, WIDEST, max((w for w, *_ in costs.draft), default=0))
     longest = min(longest, max((n for _, n, _ in costs.draft), default=0))

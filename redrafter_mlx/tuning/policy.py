@@ -1,15 +1,12 @@
 """Policy: the proposal with the most expected tokens per second, step by step.
 
 Expected tokens come from the acceptance statistics, seconds from the cost model, corrected by what
-steps take. Plain decoding is one of the shapes. A shape is chosen after a step that is evidence
-about it. Others that seem to promise more are probed, as far as the time saved for that goes.
-Continuations that the host finds after reading replace the drafts, or join them, where they promise
-more.
+steps take. A shape, or plain decoding, is chosen after a step that shows what it is worth. Others
+that seem to promise more are probed, as far as the time saved for that goes. Continuations that
+the host finds after reading replace the drafts, or join them.
 
-The sequences of a batch share one shape. It is chosen by the cost of all of them together and by
-the mean number of tokens of each, so that drafting stops where a batch fills the device by itself.
-
-Everything here is arithmetic on the host with the reports of earlier steps.
+The sequences of a batch share one shape, chosen by the cost of all of them together and the mean
+number of tokens of each: drafting stops where a batch fills the device by itself.
 """
 
 from __future__ import annotations
@@ -41,10 +38,6 @@ _SHARE, _MAX_LOSS = 0.016, 0.03
 drafter are 2% (test_a_useless_drafter_costs_at_most_two_percent_wherever_it_was_useful_before), and
 of any one while costs are assumed
 (test_no_answer_with_a_fresh_cache_is_slower_than_plain_decoding_by_over_three_percent)."""
-
-_SHORTEST = 16
-"""Tokens of an answer that pays a probe in advance, if it is known what that takes
-(test_a_first_answer_gains_three_quarters_of_what_later_ones_gain)."""
 
 
 class _Verified(NamedTuple):
@@ -81,7 +74,7 @@ class TunedPolicy:
         self._allowed = 0.0 if costs.assumed else math.inf  # seconds that probes may cost here
         self._drafts = False  # whether the last proposal does
         self._prices = 0.0, 0.0  # of a probe after a plain step, and after a drafted one
-        self._max_seconds = 0.0  # of a probe
+        self._max_seconds = self._ahead = 0.0  # of a probe, and paid in advance
         # Unread ones, and the most seconds that they may take.
         self._probes: deque[tuple[BeamShape, float]] = deque(maxlen=COMPARED)
         # Of the step that is read, and of the next: sequences may end before theirs is verified.
@@ -166,10 +159,7 @@ class TunedPolicy:
         return {s: (n, n / seconds) for s, (n, seconds) in zip(self.shapes, pairs, strict=True)}
 
     def _choose(self, length: int, batch: int) -> None:
-        """Choose the best shape among those with evidence, and the shape to probe.
-
-        A change of shape costs a compilation, so the shape in use stays without a clear gain.
-        """
+        """Choose the best shape among those with evidence, and the shape to probe."""
         self._chosen_for, costs = (batch, length.bit_length()), self._costs
         costs.look_up(length, batch)
         known = self.acceptance.of(biased=self._biased)
@@ -193,17 +183,21 @@ class TunedPolicy:
         self._max_seconds = costs.max_seconds(self._probed)
         longer = max(self._max_seconds - float(costs.seconds[self._best]), 0.0)
         # A draft among plain steps costs two turns: none while costs are assumed and drafts go on.
-        alone = max(longer, costs.host_builds if self._best == 0 else 0.0)
+        alone = max(longer, costs.late if self._best == 0 else 0.0)
         self._prices = alone, longer if costs.assumed else alone
+        self._ahead = costs.late if longer <= costs.late else 0.0
 
     def _pays_probe(self) -> bool:
-        """Pay for a probe of the promising shape, if enough time is saved for it."""
+        """Pay for a probe of the promising shape, if enough time is saved for it.
+
+        A short answer pays in advance for one that is cheap, as far as steps were timed
+        (test_a_first_answer_gains_three_quarters_of_what_later_ones_gain).
+        """
         used, corrections = float(self._tokens[self._best]) / self._pace, self._corrections
-        price, ahead = self._prices[self._drafts], _SHORTEST * _MAX_LOSS * used
+        price = self._prices[self._drafts]
         corrections.saved = min(corrections.saved + _SHARE * used, COMPARED * price)
         self._allowed += _MAX_LOSS * used
-        sure = price <= ahead and self._costs.doubts[self._probed] == 1
-        if min(corrections.saved, self._allowed + sure * ahead) < price:
+        if min(corrections.saved, self._allowed + self._ahead) < price:
             return False
         self._pay(price)
         self._probes.append((self.shapes[self._probed], self._max_seconds))
@@ -238,10 +232,7 @@ class TunedPolicy:
     def _learn_continuations(
         self, sequences: abc.Sequence[Sequence], steps: abc.Sequence[StepResult]
     ) -> bool:
-        """Record the time of a step with continuations, and how far they were accepted.
-
-        Returns whether that changed a correction.
-        """
+        """Do the same for a step with continuations, and record how far they were accepted."""
         continued = [(o, s) for o, s in zip(sequences, steps, strict=True) if s.from_host]
         while self._verified:
             found, nodes, seconds = self._verified.popleft()

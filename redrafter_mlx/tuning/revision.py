@@ -70,9 +70,8 @@ def best_revision(
 
     Only a few numbers are possible: each needs its own compiled graph.
 
-    Args:
-      pace: tokens per second of a sequence in steps without continuations
-      drafted: the largest shape of the trees as they were drafted
+    pace:    tokens per second of a sequence in steps without continuations
+    drafted: the largest shape of the trees as they were drafted
     """
     longest = max([len(tree.holds) for tree in trees])
     before = sum([tree.tokens for tree in trees]) / len(trees)
