@@ -452,16 +452,18 @@ def test_a_sentencepiece_vocabulary_with_merges_goes_by_them(tmp_path: Path) -> 
 
 PRE_TOKENIZERS = [
     "smollm", "gpt-2", "llama-bpe", "glm4", "qwen2", "deepseek-r1-qwen", "qwen35", "seed-coder",
-    "bailingmoe2", "deepseek-v3", "tekken", "gpt-4o",
+    "bailingmoe2", "deepseek-v3", "tekken", "gpt-4o", "falcon-h1", "hunyuan-dense", "bailingmoe",
+    "deepseek-llm", "deepseek-coder",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)
 def test_byte_level_tokens_are_those_of_the_slow_reference(tmp_path: Path, pre: str) -> None:
-    metadata = pairs_metadata(HARD_STRINGS, pre)
+    texts = [*HARD_STRINGS, "Հայերեն ქართული ⴀ \U0001d41b\U0001d428ld Ꟑꬰ ꭰꮿ", "ends in spaces   "]
+    metadata = pairs_metadata(texts, pre)
     path = write_gguf(tmp_path / "m.gguf", metadata, gguf_tensors(llama_model(vocab_size=2000)))
     tokenizer, reference = load_gguf(path).read_tokenizer(), SlowTokenizer(path)
-    for text in ["hello world", "hellohello 1212", " w wo  woas", *HARD_STRINGS]:
+    for text in ["hello world", "hellohello 1212", " w wo  woas", *texts]:
         got = encode_text(tokenizer, text)
         assert got == reference.encode(text), text
         composed = normalize("NFC", text) if pre in ("qwen2", "qwen35") else text
@@ -556,6 +558,23 @@ class SlowTokenizer:
             r"'(?i:s|t|re|ve|m|ll|d)|[^\r\n\p{L}\p{N}]?(?:\p{L}|\p{M})+|\p{N}"
             r"| ?[^\s\p{L}\p{N}\p{M}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
         ),
+        "deepseek-llm": (
+            r"[\r\n]",
+            r"\s?(?:[[\p{Lu}\p{Ll}\p{Lt}]--[\p{Armenian}\p{Georgian}\u1c80-\u1c88\ua790-\ua7ff"
+            r"\uab30-\uab68\U00010570-\U000105bc\U00016e40-\U00016e7f\U0001d400-\U0001dfff]]"
+            r"|[\u0531-\u0556\u10a0-\u10c5\u1c90-\u1cbf\ufb13-\ufb17])+",
+            r"\s?(?:[[!-~]--[0-9]]|[\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002])+",
+            r"\s+$",
+            r"[\u0800-\u9fa5\uac00-\ud7ff]+",
+            r"\p{N}",
+        ),
+        "deepseek-coder": (
+            r"[\r\n]",
+            r"\s?\p{L}+",
+            r"\s?\p{P}+",
+            r"[\u0800-\u9fa5\uac00-\ud7ff]+",
+            r"\p{N}",
+        ),
         "seed-coder": (
             r"'(?i:s|t|re|ve|m|ll|d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
             r"| ?(?:[^\s\p{L}\p{N}])+|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -564,6 +583,11 @@ class SlowTokenizer:
         "tekken": _CASED.replace("END", "").replace("{1,3}", ""),
         "gpt-4o": _CASED.replace("END", "(?:'(?i:s|t|re|ve|m|ll|d))?"),
     }
+
+    _WORDS |= {
+        "falcon-h1": _WORDS["llama-bpe"], "hunyuan-dense": _WORDS["deepseek-v3"],
+        "bailingmoe": _WORDS["bailingmoe2"],
+    }  # fmt: skip
 
     def __init__(self, path: Path) -> None:
         header = read_header(path)

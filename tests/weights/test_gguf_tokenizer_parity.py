@@ -29,7 +29,17 @@ def of_transformers(path: Path) -> Tokenizer:
     return mapping.convert_gguf_tokenizer("llama", given)[0]
 
 
-PRE_TOKENIZERS = ["gpt-2", "llama-bpe", "dbrx", "lfm2", "qwen2", "qwen35", "tekken", "gpt-4o"]
+PRE_TOKENIZERS = [
+    "gpt-2",
+    "llama-bpe",
+    "dbrx",
+    "falcon-h1",
+    "lfm2",
+    "qwen2",
+    "qwen35",
+    "tekken",
+    "gpt-4o",
+]
 
 
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)

@@ -42,6 +42,17 @@ _DEEPSEEK = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_REST}"
 )
+_CASED_LETTERS = (
+    "[\\p{Lu}\\p{Ll}\\p{Lt}&&[^\u0560-\u0588\u10c7-\u10ff\u1c80-\u1c8f\u2d00-\u2d2f\ua790-\ua7ff"
+    "\uab30-\uab6f\U00010570-\U000105bc\U00016e40-\U00016e7f\U0001d400-\U0001dfff]]"
+)
+_EAST_ASIAN = "[\u0800-\u9fa5\uac00-\ud7ff]+"
+_DEEPSEEK_LLM = (
+    r"[\r\n]", rf"\s?{_CASED_LETTERS}+",
+    r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$", _EAST_ASIAN, r"\p{N}",
+)  # fmt: skip
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, r"\p{N}")
 _MARKS = (
     rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
     rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_REST}"
@@ -69,16 +80,18 @@ _LLAMA3 = _split(_LETTERS % r"\p{N}{1,3}")
 _QWEN2 = _split(_LETTERS % r"\p{N}")
 _TEKKEN = _split(_CASED % {"end": "", "numbers": r"\p{N}"})
 _GPT4O = _split(_CASED % {"end": f"{_ENDINGS}?", "numbers": r"\p{N}{1,3}"})
-_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2")
+_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2")
 _PRE_TOKENIZERS = {
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "granite-docling", "exaone4"), _GPT2),
     **dict.fromkeys(
         ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), _DIGIT_BY_DIGIT
     ),
     **dict.fromkeys((*_LLAMA3_NAMES, "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _LLAMA3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "bailingmoe2"), _QWEN2),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "bailingmoe", "bailingmoe2"), _QWEN2),
     **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), _GPT4O),
-    "deepseek-v3": _split(r"\p{N}{1,3}", _CHINESE, _DEEPSEEK),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _split(r"\p{N}{1,3}", _CHINESE, _DEEPSEEK)),
+    "deepseek-llm": _split(*_DEEPSEEK_LLM),
+    "deepseek-coder": _split(*_DEEPSEEK_CODER),
     "qwen35": _split(_MARKS),
     "seed-coder": _split(_SEED),
     "tekken": _TEKKEN,
