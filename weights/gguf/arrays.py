@@ -7,12 +7,14 @@ is undone on packed arrays too, as their rows stay whole.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import cast
 
 import mlx.core as mx
 
 from redrafter_mlx.weights.gguf.architectures.architecture import Architecture
+from redrafter_mlx.weights.gguf.header import TensorInfo
 
 Change = Callable[[mx.array, "Sizes"], mx.array]
 
@@ -35,21 +37,56 @@ def as_in_mlx(
     tables = [_CHANGES, _PAIRS if halved else {}, _TILED if architecture.tiled else {}]
     sizes = Sizes(config)
     changed: dict[str, mx.array] = {}
+    pieces: dict[str, dict[str, mx.array]] = defaultdict(dict)
     for name, array in arrays.items():
-        module = re.sub(r"^.*\blayers\.\d+\.|\.(weight|scales|biases|bias)$", "", name)
+        module = _module(name)
         if architecture.adds_one and module.endswith("norm"):
             array = array - 1
         for change in [table[module] for table in tables if module in table]:
             array = change(array, sizes)
+        if (whole := whole_of(name)) != name:
+            pieces[whole][module] = array
+            continue
         parts = parts_of(name)
         split = mx.split(array, len(parts), axis=-2) if len(parts) > 1 else [array]
         changed.update(zip(parts, split, strict=True))
+    for whole, held in pieces.items():
+        rows = mx.concatenate([held[part] for part in _JOINED[_module(whole)]], axis=-2)
+        changed[whole] = rows.reshape(-1, rows.shape[-1])
     return changed
+
+
+def expanded(tensors: Mapping[str, TensorInfo]) -> set[str]:
+    """Return the tensors that cannot stay quantised, by mlx-lm's names: parts of one matrix.
+
+    They can if all have the same type, and none is transposed.
+    """
+    types: dict[str, set[str]] = defaultdict(set)
+    for name, tensor in tensors.items():
+        types[whole_of(name)].add(tensor.type)
+    return {
+        name
+        for name in tensors
+        if (whole := whole_of(name)) != name
+        and (len(types[whole]) > 1 or _module(whole) in _TRANSPOSED)
+    }
+
+
+def whole_of(name: str) -> str:
+    """Return mlx-lm's name of the matrix that a tensor of a file is a part of, or the name."""
+    module = _module(name)
+    whole = next((whole for whole, parts in _JOINED.items() if module in parts), module)
+    return name.replace(module, whole)
+
+
+def _module(name: str) -> str:
+    """Return the module of a layer, or the parameter that is in none."""
+    return re.sub(r"^.*\blayers\.\d+\.|\.(weight|scales|biases|bias)$", "", name)
 
 
 def parts_of(name: str) -> tuple[str, ...]:
     """Return mlx-lm's names of what is one tensor in a file, in the order of its rows."""
-    for fused, parts in _FUSED.items():
+    for fused, parts in _SPLIT.items():
         if fused in name:
             return tuple(name.replace(fused, part) for part in parts)
     return (name,)
@@ -77,15 +114,34 @@ def _grouped_values(array: mx.array, sizes: Sizes) -> mx.array:
     return mx.concatenate([array[:before], _grouped(array[before:], sizes)])
 
 
+def _kernels(array: mx.array, _: Sizes) -> mx.array:
+    """Return a convolution's weights [C, K] as [C, K, 1], and its bias as it is."""
+    return array if array.ndim == 1 else array[..., None]
+
+
+def _halved(heads: str) -> Change:
+    """Return the change to rows of as many heads as the configuration has under this key."""
+    return lambda array, sizes: _halves(array, sizes[heads])
+
+
 _PAIRS: Mapping[str, Change] = {
-    "self_attn.q_proj": lambda array, sizes: _halves(array, sizes["num_attention_heads"]),
-    "self_attn.k_proj": lambda array, sizes: _halves(array, sizes["num_key_value_heads"]),
+    f"{module}.{part}": _halved(heads)
+    for module in ("self_attn", "attention")
+    for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads"))
+}
+_STATE_SPACE: Mapping[str, Change] = {
+    "A_log": lambda array, _: (-array).log().reshape(-1),
+    "D": lambda array, _: array.reshape(-1),
+    "norm": lambda array, _: array.reshape(-1),
+    "conv1d": _kernels,
 }
 _CHANGES: Mapping[str, Change] = {
-    "conv.conv": lambda array, _: array if array.ndim == 1 else array[..., None],  # or its bias
+    **{f"{m}.{name}": c for name, c in _STATE_SPACE.items() for m in ("mamba", "mixer")},
+    "self_attn.k_b_proj": lambda array, _: array.swapaxes(1, 2),
+    "conv.conv": _kernels,
     "mlp.shared_expert_gate": lambda array, _: array.reshape(1, -1),
     "linear_attn.A_log": lambda array, _: (-array).log(),
-    "linear_attn.conv1d": lambda array, _: array[..., None],
+    "linear_attn.conv1d": _kernels,
     "linear_attn.in_proj_ba": lambda array, sizes: (
         array.reshape(sizes["linear_num_key_heads"], 2, -1, array.shape[-1])
         .swapaxes(0, 1)
@@ -100,7 +156,18 @@ _TILED: Mapping[str, Change] = {
 }
 """Each by mlx-lm's name of a module or a parameter of a layer."""
 
-_FUSED = {
+_JOINED = {
+    "shared_mlp.input_linear": ("shared_mlp.gate_proj", "shared_mlp.up_proj"),
+    "attention.query_key_value": ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+    "self_attn.kv_b_proj": ("self_attn.k_b_proj", "self_attn.v_b_proj"),
+}
+"""Matrices of mlx-lm's classes whose rows, of each head if they have an axis of them, are several
+tensors of a file."""
+
+_TRANSPOSED = ("self_attn.kv_b_proj",)
+"""Of these, those that have a transposed part."""
+
+_SPLIT = {
     "experts.switch_glu.gate_up_proj": (
         "experts.switch_glu.gate_proj", "experts.switch_glu.up_proj",
     ),

@@ -10,7 +10,9 @@ from redrafter_mlx.weights.gguf.header import GGUFHeader
 from redrafter_mlx.weights.gguf.keys import Keys
 
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
-_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")
+_EPSILONS = (
+    "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps",
+)  # fmt: skip
 """Names that mlx-lm's classes have for what norms add to a variance."""
 
 
@@ -47,7 +49,8 @@ def _largest(value: object) -> object:
 def architecture_of(header: GGUFHeader) -> Architecture:
     """Return the file's architecture; raises UnsupportedModelError for one that is not read."""
     kind = header.get("general.architecture", str)
-    marked = [v for v, key in VARIANTS.items() if header.metadata.get(f"{kind}.{key}")]
+    keys = Keys(header, kind)
+    marked = [variant for variant, has in VARIANTS.items() if has(keys)]
     named = [f"{kind} with {variant}" for variant in marked]
     architecture = next((ARCHITECTURES[n] for n in (*named, kind) if n in ARCHITECTURES), None)
     if architecture is None:

@@ -65,7 +65,7 @@ class Keys:
     def intermediate(self) -> int:
         """Units of a dense network, the fewest; of a model of experts alone, those of an expert."""
         if each := self.each("feed_forward_length"):
-            return min(each)
+            return min((size for size in each if size), default=0)
         if self.has("expert_feed_forward_length") and not self.has("feed_forward_length"):
             return self.whole("expert_feed_forward_length")
         return self.whole("feed_forward_length")

@@ -19,13 +19,13 @@ from mlx_lm.utils import _get_classes
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.weights.fetching.checksum import known_sha256
 from redrafter_mlx.weights.gguf.architectures.architecture import Architecture
-from redrafter_mlx.weights.gguf.arrays import as_in_mlx, parts_of
+from redrafter_mlx.weights.gguf.arrays import as_in_mlx, expanded, parts_of, whole_of
 from redrafter_mlx.weights.gguf.config import architecture_of, model_config, unsupported
 from redrafter_mlx.weights.gguf.fingerprint import gguf_fingerprint
 from redrafter_mlx.weights.gguf.header import BITS, READABLE, GGUFHeader, TensorInfo, read_header
 from redrafter_mlx.weights.gguf.keys import Keys
 from redrafter_mlx.weights.gguf.rope import FACTORS, rope_scaling
-from redrafter_mlx.weights.gguf.tensors import GROUP_SIZE, read_tensors
+from redrafter_mlx.weights.gguf.tensors import quantisation, read_tensors
 from redrafter_mlx.weights.gguf.tokenizer import tokenizer_from_gguf
 from redrafter_mlx.weights.raw_model import RawModel, context_length
 
@@ -48,10 +48,11 @@ def load_gguf(path: Path) -> RawModel:
         tensors = {_path(architecture, n): t for n, t in _parameters(header).items()}
         kind, arguments = _get_classes(config)
         model = kind(arguments.from_dict(config))
-        arrays = as_in_mlx(read_tensors(tensors), architecture, config)
+        plain = expanded(tensors)
+        arrays = as_in_mlx(read_tensors(tensors, plain), architecture, config)
         if hasattr(model, "sanitize"):  # Gemma 3's drops the head of a model that has none
             arrays = model.sanitize(arrays)
-        _quantize_as_stored(model, tensors)
+        _quantize_as_stored(model, {n: t for n, t in tensors.items() if n not in plain})
         model.eval()
         model.load_weights(list(arrays.items()), strict=True)
     except Exception as error:  # MLX raises errors of any type for shapes that do not fit
@@ -87,7 +88,7 @@ def _described(path: Path) -> tuple[GGUFHeader, Architecture, dict[str, object]]
     _check_tensors(header, architecture)
     config = model_config(header, architecture)
     scaling = rope_scaling(header, architecture, config)
-    config["rope_scaling"] = scaling
+    config["rope_scaling"] = scaling or config.get("rope_scaling")
     parameters = config.get("rope_parameters")
     if isinstance(parameters, dict):  # of all layers, or of each kind
         parameters.get("full_attention", parameters).update(scaling or {})
@@ -140,13 +141,10 @@ def _quantize_as_stored(model: nn.Module, tensors: Mapping[str, TensorInfo]) -> 
         part.removesuffix(".weight"): tensor.type
         for name, tensor in tensors.items()
         if tensor.type in BITS
-        for part in parts_of(name)
+        for part in parts_of(whole_of(name))
     }
 
     def how(path: str, _: nn.Module) -> bool | dict[str, int | str]:
-        if path not in types:
-            return False
-        mode = "mxfp4" if types[path] == "MXFP4" else "affine"
-        return {"group_size": GROUP_SIZE, "bits": BITS[types[path]], "mode": mode}
+        return quantisation(types[path]) if path in types else False
 
     nn.quantize(model, class_predicate=how)

@@ -9,7 +9,7 @@ also opens the file for writing, so it fails on a model that the user may only r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -43,11 +43,23 @@ _BLOCKS: dict[str, np.dtype[Any]] = {
 _Blocks = npt.NDArray[Any]
 
 
-def read_tensors(tensors: Mapping[str, TensorInfo]) -> dict[str, mx.array]:
+def quantisation(kind: str) -> dict[str, int | str]:
+    """Return how MLX quantises weights of a type in `BITS`: arguments of its functions."""
+    return {"group_size": GROUP_SIZE, "bits": BITS[kind], "mode": _mode(kind)}
+
+
+def _mode(kind: str) -> str:
+    return "mxfp4" if kind == "MXFP4" else "affine"
+
+
+def read_tensors(
+    tensors: Mapping[str, TensorInfo], expanded: Container[str] = ()
+) -> dict[str, mx.array]:
     """Read these tensors, all of a type in `READABLE`.
 
     A quantised `x.weight` is packed for MLX and comes with `x.scales` and, but for MXFP4,
-    `x.biases`. Raises OSError if a file cannot be read.
+    `x.biases`; of those in `expanded`, it is the float32 numbers. Raises OSError if a file cannot
+    be read.
     """
     arrays: dict[str, mx.array] = {}
     for name, tensor in tensors.items():
@@ -58,11 +70,27 @@ def read_tensors(tensors: Mapping[str, TensorInfo]) -> dict[str, mx.array]:
             codes, *scaling = _quantised(blocks, tensor.type)
             parts = (_pack(codes, BITS[tensor.type]), *scaling)
             stem = name.removesuffix(".weight")
-            for part, array in zip(("weight", "scales", "biases"), parts, strict=False):
-                arrays[f"{stem}.{part}"] = array.reshape(*tensor.shape[:-1], -1)
+            shaped = [array.reshape(*tensor.shape[:-1], -1) for array in parts]
+            if name in expanded:
+                arrays[name] = _expanded(shaped, tensor.type)
+            else:
+                arrays.update(
+                    (f"{stem}.{part}", array)
+                    for part, array in zip(("weight", "scales", "biases"), shaped, strict=False)
+                )
         else:
             arrays[name] = _numbers(blocks, tensor.type).reshape(tensor.shape)
     return arrays
+
+
+def _expanded(parts: list[mx.array], kind: str) -> mx.array:
+    """Return the float32 numbers of packed weights with their scales and biases."""
+    words, scales = parts[:2]
+    biases = parts[2].astype(mx.float32) if len(parts) > 2 else None
+    scales = scales if biases is None else scales.astype(mx.float32)  # MXFP4's are exponents
+    return mx.dequantize(
+        words, scales, biases, GROUP_SIZE, BITS[kind], _mode(kind), dtype=mx.float32
+    )
 
 
 def _pack(codes: mx.array, bits: int) -> mx.array:

@@ -36,6 +36,8 @@ class Case:
     pairs:   whether queries and keys are permuted for rotation of adjacent pairs
     kv_heads, units: number in each layer, if they differ
     predicting: number of layers that predict later tokens
+    parted:  parts of names of matrices that `change` cuts in parts of different types, which are
+             found by the names of the parts; their numbers are those that Q8_0 can hold
     """
 
     name: str
@@ -50,6 +52,10 @@ class Case:
     kv_heads: tuple[int, ...] = ()
     units: tuple[int, ...] = ()
     predicting: int = 0
+    parted: tuple[str, ...] = ()
+
+    def type_of(self, name: str) -> Any:
+        return next((kind for text, kind in self.types if text in name), Q.F32)
 
 
 def random_model(config: dict[str, object]) -> nn.Module:
@@ -65,6 +71,13 @@ def random_model(config: dict[str, object]) -> nn.Module:
     ]
     model.update(tree_unflatten(parameters))
     return model
+
+
+def representable(values: np.ndarray) -> np.ndarray:
+    """Return numbers that are in Q8_0 as they are, even of the transposed matrix."""
+    codes = np.clip(np.round(values * 160), -127, 127)
+    codes[..., ::32], codes[..., ::32, :] = 127, 127
+    return (codes / 512).astype(np.float32)
 
 
 def write_file(path: Path, case: Case) -> nn.Module:
@@ -94,8 +107,11 @@ def write_file(path: Path, case: Case) -> nn.Module:
             theirs = theirs.replace(ours, other)
         stem, _, part = theirs.rpartition(".")
         values = np.array(array, np.float32)
-        kind = next((kind for text, kind in case.types if text in name), Q.F32)
-        kind = kind if part == "weight" and values.ndim > 1 else Q.F32
+        parted = any(text in name for text in case.parted)
+        if parted:
+            values = representable(values)
+        kind = case.type_of(name) if part == "weight" and values.ndim > 1 else Q.F32
+        kind = Q.F32 if parted else kind
         data = gguf.quants.quantize(values, kind)
         held[name] = mx.array(gguf.quants.dequantize(data, kind).reshape(values.shape))
         if case.pairs and stem.endswith(("q_proj", "k_proj")):
@@ -113,7 +129,10 @@ def write_file(path: Path, case: Case) -> nn.Module:
             found = names.get_name(each)
             assert found is not None, each
             rows = np.ascontiguousarray(rows)
-            writer.add_tensor(f"{found}.{part}".removesuffix("."), rows, raw_dtype=kind)
+            own = case.type_of(each) if parted else kind
+            if parted:
+                rows = gguf.quants.quantize(rows, own)
+            writer.add_tensor(f"{found}.{part}".removesuffix("."), rows, raw_dtype=own)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

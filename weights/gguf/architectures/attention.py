@@ -156,6 +156,11 @@ def seed_oss(keys: Keys) -> Mapping[str, object]:
     return {"attention_bias": keys.holds("attn_q.bias")}
 
 
+def hunyuan(keys: Keys) -> Mapping[str, object]:
+    """Its rotary base is in the file with the scaling of NTK applied."""
+    return {"use_qk_norm": keys.holds("attn_q_norm.weight"), "attention_bias": False}
+
+
 def ernie(keys: Keys) -> Mapping[str, object]:
     return {"use_bias": keys.holds("attn_q.bias")}
 

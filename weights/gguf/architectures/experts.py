@@ -13,7 +13,12 @@ from redrafter_mlx.weights.gguf.architectures.attention import glm4
 from redrafter_mlx.weights.gguf.keys import Keys
 
 _SIGMOID = 2
-"""llama.cpp's number of the function that gives the scores of experts."""
+"""llama.cpp's number of the function that gives the scores of experts; softmax has 1."""
+
+
+def sigmoid(keys: Keys) -> bool:
+    """Whether scores of experts are sigmoids."""
+    return keys.whole("expert_gating_func", 1) == _SIGMOID
 
 
 def of_experts(keys: Keys) -> Mapping[str, object]:
@@ -50,16 +55,47 @@ def glm4_moe(keys: Keys) -> Mapping[str, object]:
 
 
 def deepseek3(keys: Keys) -> Mapping[str, object]:
-    if keys.whole("expert_gating_func", 1) != _SIGMOID:
-        raise UnsupportedModelError(f"{keys.header.path}: DeepSeek V2 in GGUF is not read")
     rank, rotary = "attention.q_lora_rank", keys.whole("rope.dimension_count")
     return {
         "num_key_value_heads": keys.heads,
         "q_lora_rank": keys.whole(rank) if keys.has(rank) else None,
         "kv_lora_rank": keys.whole("attention.kv_lora_rank"),
         "qk_rope_head_dim": rotary,
-        "qk_nope_head_dim": keys.whole("attention.key_length_mla") - rotary,
-        "v_head_dim": keys.whole("attention.value_length_mla"),
+        "qk_nope_head_dim": _length(keys, "key") - rotary,
+        "v_head_dim": _length(keys, "value"),
+    }
+
+
+def _length(keys: Keys, of: str) -> int:
+    """Return the size of a head's keys or values; files until April 2025 have no other."""
+    mla = f"attention.{of}_length_mla"
+    return keys.whole(mla if keys.has(mla) else f"attention.{of}_length")
+
+
+def deepseek2(keys: Keys) -> Mapping[str, object]:
+    """DeepSeek V2; its large models choose among 8 groups of experts, which few files tell."""
+    if keys.flag("expert_weights_norm", False) or keys.has("attention.temperature_scale"):
+        what = "deepseek2 with a softmax that is no DeepSeek V2 is not read"
+        raise UnsupportedModelError(f"{keys.header.path}: {what}")
+    groups, used = (8, 3) if keys.whole("expert_count", 0) == 160 else (1, 1)
+    groups = keys.whole("expert_group_count", groups)
+    return {
+        **deepseek3(keys),
+        "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
+        "n_group": groups,
+        "topk_group": keys.whole("expert_group_used_count", used),
+        "rope_scaling": {"factor": 1.0},
+    }
+
+
+def ernie_moe(keys: Keys) -> Mapping[str, object]:
+    return {
+        "use_bias": False,
+        "moe_num_experts": keys.whole("expert_count"),
+        "moe_k": keys.whole("expert_used_count"),
+        "moe_num_shared_experts": keys.whole("expert_shared_count", 0),
+        "moe_layer_start_index": keys.whole("leading_dense_block_count", 0),
+        "moe_layer_interval": max(keys.whole("interleave_moe_layer_step", 1), 1),
     }
 
 
@@ -68,13 +104,12 @@ def bailing_moe(keys: Keys) -> Mapping[str, object]:
     shared = [
         t.shape[0] for n, t in keys.header.tensors.items() if n.endswith("ffn_up_shexp.weight")
     ]
-    sigmoid = keys.whole("expert_gating_func", 1) == _SIGMOID
     return {
         "num_shared_experts": count,
         "moe_shared_expert_intermediate_size": max(shared, default=0) // max(count, 1),
-        "use_qk_norm": True,
+        "use_qk_norm": keys.holds("attn_q_norm.weight"),
         "moe_router_enable_expert_bias": keys.holds("exp_probs_b.bias"),
-        "score_function": "sigmoid" if sigmoid else "softmax",
+        "score_function": "sigmoid" if sigmoid(keys) else "softmax",
         "partial_rotary_factor": keys.rotary,
     }
 

@@ -64,6 +64,9 @@ GLM4 = {
     "post_ffw_norm": "post_mlp_layernorm", "ffn_up": "mlp.gate_up_proj",
     "ffn_down": "mlp.down_proj",
 }  # fmt: skip
+HUNYUAN = {
+    **LLAMA, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm",
+}  # fmt: skip
 STARCODER2 = {**ATTENTION_AND_NORM, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 
 # Of mixtures of experts.
@@ -84,27 +87,31 @@ GPT_OSS = {
     "post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router",
     **experts("mlp.experts"),
 }  # fmt: skip
-_SHARED_SPARSE = {
-    **NETWORK, **SPARSE, **shared("mlp.shared_experts"),
+SHARED_SPARSE = {
+    **ATTENTION_AND_NORM, **NETWORK, **SPARSE, **shared("mlp.shared_experts"),
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
 }  # fmt: skip
 GLM4_MOE = {
-    **ATTENTION, **NORMED_HEADS, "post_attention_norm": "post_attention_layernorm",
-    **_SHARED_SPARSE,
+    **SHARED_SPARSE, **NORMED_HEADS, "post_attention_norm": "post_attention_layernorm",
 }  # fmt: skip
-DEEPSEEK = {
-    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj",
-    "attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_layernorm",
+del GLM4_MOE["ffn_norm"]
+DEEPSEEK3 = {
+    **SHARED_SPARSE, "attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj", "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
     "attn_kv_a_norm": "self_attn.kv_a_layernorm", "attn_k_b": "self_attn.embed_q",
-    "attn_v_b": "self_attn.unembed_out", "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm", **_SHARED_SPARSE,
+    "attn_v_b": "self_attn.unembed_out",
 }  # fmt: skip
+del DEEPSEEK3["attn_k"], DEEPSEEK3["attn_v"]
+DEEPSEEK2 = {
+    **DEEPSEEK3, "attn_k_b": "self_attn.k_b_proj", "attn_v_b": "self_attn.v_b_proj",
+    "attn_kv_b": "self_attn.kv_b_proj",  # of files until April 2025
+}  # fmt: skip
+del DEEPSEEK2["exp_probs_b.bias"]
 BAILING = {
-    "attn_norm": "input_layernorm", "attn_qkv": "attention.query_key_value",
-    "attn_output": "attention.dense", "attn_q_norm": "attention.query_layernorm",
-    "attn_k_norm": "attention.key_layernorm", "ffn_norm": "post_attention_layernorm",
-    **_SHARED_SPARSE, "ffn_gate_inp": "mlp.gate.gate_proj",
+    **SHARED_SPARSE, "attn_qkv": "attention.query_key_value", "attn_q": "attention.q_proj",
+    "attn_k": "attention.k_proj", "attn_v": "attention.v_proj", "attn_output": "attention.dense",
+    "attn_q_norm": "attention.query_layernorm", "attn_k_norm": "attention.key_layernorm",
+    "ffn_gate_inp": "mlp.gate.gate_proj",
     "exp_probs_b.bias": "mlp.gate.expert_bias",
 }  # fmt: skip
 BAILING_TOP = {**TOP, "token_embd": "model.word_embeddings"}
@@ -127,6 +134,40 @@ LFM2_MOE = {
 }  # fmt: skip
 LFM2_TOP = {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm"}
 LFM2_BIASED = ("shortconv.conv", "shortconv.in_proj", "shortconv.out_proj")
+
+
+def _state_space(module: str) -> dict[str, str]:
+    return {
+        "ssm_in": f"{module}.in_proj", "ssm_conv1d": f"{module}.conv1d",
+        "ssm_dt.bias": f"{module}.dt_bias", "ssm_a": f"{module}.A_log", "ssm_d": f"{module}.D",
+        "ssm_norm": f"{module}.norm", "ssm_out": f"{module}.out_proj",
+    }  # fmt: skip
+
+
+GRANITE_HYBRID = {**GRANITE_MOE, **NETWORK, **shared("shared_mlp"), **_state_space("mamba")}
+GRANITE_HYBRID["ffn_down_shexp"] = "shared_mlp.output_linear"
+NEMOTRON_H = {
+    "attn_norm": "norm", "attn_q": "mixer.q_proj", "attn_k": "mixer.k_proj",
+    "attn_v": "mixer.v_proj", "attn_output": "mixer.o_proj", "ffn_up": "mixer.up_proj",
+    "ffn_down": "mixer.down_proj", **_state_space("mixer"),
+}  # fmt: skip
+NEMOTRON_H_MOE = {
+    **NEMOTRON_H, "ffn_gate_inp": "mixer.gate",
+    "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+    "ffn_up_exps": "mixer.switch_mlp.fc1", "ffn_down_exps": "mixer.switch_mlp.fc2",
+    "ffn_up_shexp": "mixer.shared_experts.up_proj",
+    "ffn_down_shexp": "mixer.shared_experts.down_proj",
+    "ffn_latent_down": "mixer.fc1_latent_proj", "ffn_latent_up": "mixer.fc2_latent_proj",
+}  # fmt: skip
+NEMOTRON_H_TOP = {
+    "token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f", "output": "lm_head",
+}  # fmt: skip
+FALCON_H1 = {
+    **ATTENTION, **_state_space("mamba"), "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj", "ffn_down": "feed_forward.down_proj",
+    "ffn_norm.weight": "pre_ff_layernorm.weight", "ffn_norm": "pre_ff_layernorm.weight",
+}  # fmt: skip
+FALCON_H1_TOP = {**TOP, "output_norm": "model.final_layernorm"}
 _QWEN35 = {
     **ATTENTION, **NORMED_HEADS, "post_attention_norm": "post_attention_layernorm",
     "attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z",

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from redrafter_mlx.errors import UnsupportedModelError
+from redrafter_mlx.weights.gguf.architectures.attention import granite
 from redrafter_mlx.weights.gguf.keys import Keys
 
 
@@ -40,4 +42,82 @@ def qwen3_5(keys: Keys) -> Mapping[str, object]:
             "rope_theta": keys.number("rope.freq_base"),
             "partial_rotary_factor": keys.rotary,
         },
+    }
+
+
+def granite_hybrid(keys: Keys) -> Mapping[str, object]:
+    """Granite 4; and mixtures with shared experts, which attend in all layers."""
+    heads = keys.each("attention.head_count_kv")
+    recurrent = {} if heads is None else _state_space(keys)
+    return {
+        **granite(keys),
+        **{f"mamba_{name}": value for name, value in recurrent.items()},
+        "mamba_proj_bias": False,
+        "layer_types": ["attention" if some else "mamba" for some in heads or [1] * keys.layers],
+        "position_embedding_type": "rope" if keys.flag("rope.scaling.finetuned", True) else "nope",
+        "shared_intermediate_size": keys.whole("expert_shared_feed_forward_length", 0),
+    }
+
+
+def nemotron_h(keys: Keys) -> Mapping[str, object]:
+    """Nemotron-H: each layer has keys and values, or a network, or else a state."""
+    state, experts = _state_space(keys), keys.holds("ffn_gate_inp.weight")
+    heads, units = (
+        keys.each(key) or [0] * keys.layers for key in ("attention.head_count_kv", _UNITS)
+    )
+    kinds = zip(heads[: keys.layers], units, strict=False)
+    latent = "moe_latent_size"
+    return {
+        "hybrid_override_pattern": [
+            "*" if some else "M" if not size else "E" if experts else "-" for some, size in kinds
+        ],
+        "mamba_num_heads": state["n_heads"],
+        "mamba_head_dim": state["d_head"],
+        "ssm_state_size": state["d_state"],
+        "conv_kernel": state["d_conv"],
+        "n_groups": state["n_groups"],
+        "use_conv_bias": state["conv_bias"],
+        "use_bias": False,
+        "mamba_proj_bias": False,
+        "attention_bias": keys.holds("attn_q.bias"),
+        "mlp_bias": keys.holds("ffn_up.bias"),
+        "moe_shared_expert_intermediate_size": keys.whole("expert_shared_feed_forward_length", 0),
+        "moe_latent_size": keys.whole(latent) if keys.has(latent) else None,
+    }
+
+
+_UNITS = "feed_forward_length"
+
+
+def falcon_h1(keys: Keys) -> Mapping[str, object]:
+    """Falcon-H1, whose multipliers are applied to a file's weights.
+
+    Raises UnsupportedModelError if the head is the embedding, as their multipliers differ.
+    """
+    if "output.weight" not in keys.header.tensors:
+        what = "Falcon-H1 whose head is its embedding, by a factor that no file has, is not read"
+        raise UnsupportedModelError(f"{keys.header.path}: {what}")
+    normed = keys.holds("ssm_norm.weight")
+    state = _state_space(keys)
+    if normed and state["n_groups"] != 1:
+        what = "Falcon-H1 with norms of groups of heads is not read"
+        raise UnsupportedModelError(f"{keys.header.path}: {what}")
+    return {
+        **{f"mamba_{name}": value for name, value in state.items()},
+        "mamba_d_ssm": keys.whole("ssm.inner_size"),
+        "mamba_rms_norm": normed,
+        "mamba_norm_before_gate": False,
+    }
+
+
+def _state_space(keys: Keys) -> Mapping[str, object]:
+    """Return sizes of Mamba 2's layers."""
+    heads = keys.whole("ssm.time_step_rank")
+    return {
+        "n_heads": heads,
+        "d_head": keys.whole("ssm.inner_size") // max(heads, 1),
+        "d_state": keys.whole("ssm.state_size"),
+        "d_conv": keys.whole("ssm.conv_kernel"),
+        "n_groups": keys.whole("ssm.group_count"),
+        "conv_bias": keys.holds("ssm_conv1d.bias"),
     }

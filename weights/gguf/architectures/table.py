@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from redrafter_mlx.weights.gguf.architectures import attention, experts, names, recurrent
 from redrafter_mlx.weights.gguf.architectures.architecture import Architecture
 from redrafter_mlx.weights.gguf.architectures.names import QKV
+from redrafter_mlx.weights.gguf.keys import Keys
 
 _LANGUAGE = "language_model.model.layers"
 
@@ -74,6 +75,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "granitemoe": Architecture(
         "granitemoe", names.GRANITE_MOE, settings=attention.granite, pairs=True
     ),
+    "granitemoe with shared experts": Architecture(
+        "granitemoehybrid", names.GRANITE_HYBRID, settings=recurrent.granite_hybrid,
+        scalings=(), pairs=True,
+    ),
+    "granitehybrid": Architecture(
+        "granitemoehybrid", names.GRANITE_HYBRID, biased=("ssm_conv1d",),
+        settings=recurrent.granite_hybrid, scalings=(), pairs=True,
+    ),
     "smollm3": Architecture("smollm3", names.LLAMA, pairs=True, traditional=True),
     "olmo2": Architecture("olmo2", names.OLMO),
     "olmo2 with windows": Architecture("olmo3", names.OLMO, settings=attention.olmo3),
@@ -91,8 +100,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         partial=True,
     ),
     "deepseek2": Architecture(
-        "deepseek_v3", names.DEEPSEEK, settings=experts.deepseek3,
+        "deepseek_v2", names.DEEPSEEK2, settings=experts.deepseek2,
         scalings=("yarn with yarn_log_multiplier",), partial=True, wide=True,
+    ),
+    "deepseek2 with sigmoid": Architecture(
+        "deepseek_v3", names.DEEPSEEK3, settings=experts.deepseek3,
+        scalings=("yarn with yarn_log_multiplier",), partial=True, wide=True,
+    ),
+    "bailingmoe": Architecture(
+        "bailing_moe", names.BAILING, names.BAILING_TOP, settings=experts.bailing_moe,
+        scalings=(), partial=True, pairs=True,
     ),
     "bailingmoe2": Architecture(
         "bailing_moe", names.BAILING, names.BAILING_TOP, settings=experts.bailing_moe,
@@ -115,6 +132,20 @@ ARCHITECTURES: Mapping[str, Architecture] = {
                 "output_norm"),
         scalings=(),
     ),
+    "nemotron_h": Architecture(
+        "nemotron_h", names.NEMOTRON_H, names.NEMOTRON_H_TOP, "backbone.layers",
+        biased=("ssm_conv1d", *QKV, "attn_output", "ffn_up", "ffn_down"),
+        settings=recurrent.nemotron_h, scalings=(), partial=True, wide=True,
+    ),
+    "nemotron_h_moe": Architecture(
+        "nemotron_h", names.NEMOTRON_H_MOE, names.NEMOTRON_H_TOP, "backbone.layers",
+        biased=("ssm_conv1d",),
+        settings=recurrent.nemotron_h, scalings=(), partial=True, wide=True,
+    ),
+    "falcon-h1": Architecture(
+        "falcon_h1", names.FALCON_H1, names.FALCON_H1_TOP, biased=("ssm_conv1d",),
+        settings=recurrent.falcon_h1, scalings=(), wide=True,
+    ),
     "lfm2": Architecture(
         "lfm2", names.LFM2, names.LFM2_TOP, biased=names.LFM2_BIASED, settings=recurrent.lfm2,
         scalings=(),
@@ -133,11 +164,20 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         biased=(*QKV, "attn_output", "ffn_gate", "ffn_up", "ffn_down"),
         settings=attention.ernie, scalings=(),
     ),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe", names.SHARED_SPARSE, settings=experts.ernie_moe, scalings=()
+    ),
+    "hunyuan-dense": Architecture(
+        "hunyuan_v1_dense", names.HUNYUAN, settings=attention.hunyuan, scalings=()
+    ),
 }  # fmt: skip
 """By `general.architecture`, and by one of `VARIANTS`. Mistral's is llama."""
 
-VARIANTS = {
-    "experts": "expert_count", "windows": "attention.sliding_window",
-    "temperature": "attention.temperature_scale",
-}  # fmt: skip
-"""Metadata that tells classes of one architecture apart: `llama with experts` has the first."""
+VARIANTS: Mapping[str, Callable[[Keys], object]] = {
+    "experts": lambda keys: keys.whole("expert_count", 0),
+    "shared experts": lambda keys: keys.whole("expert_shared_feed_forward_length", 0),
+    "sigmoid": experts.sigmoid,
+    "windows": lambda keys: keys.whole("attention.sliding_window", 0),
+    "temperature": lambda keys: keys.number("attention.temperature_scale", 0.0),
+}
+"""What tells classes of one architecture apart: `llama with experts` has the first."""
