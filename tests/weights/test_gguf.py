@@ -453,7 +453,7 @@ def test_a_sentencepiece_vocabulary_with_merges_goes_by_them(tmp_path: Path) -> 
 PRE_TOKENIZERS = [
     "smollm", "gpt-2", "llama-bpe", "glm4", "qwen2", "deepseek-r1-qwen", "qwen35", "seed-coder",
     "bailingmoe2", "deepseek-v3", "tekken", "gpt-4o", "falcon-h1", "hunyuan-dense", "bailingmoe",
-    "deepseek-llm", "deepseek-coder",
+    "deepseek-llm", "deepseek-coder", "kimi-k2",
 ]  # fmt: skip
 
 
@@ -558,6 +558,10 @@ class SlowTokenizer:
             r"'(?i:s|t|re|ve|m|ll|d)|[^\r\n\p{L}\p{N}]?(?:\p{L}|\p{M})+|\p{N}"
             r"| ?[^\s\p{L}\p{N}\p{M}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
         ),
+        "kimi-k2": r"\p{Han}+|"
+        + _CASED.replace("[\\p{L}\\p{M}]", "[[\\p{L}\\p{M}]--\\p{Han}]")
+        .replace("END", "(?:'(?i:s|t|re|ve|m|ll|d))?")
+        .replace("[\\r\\n/]", "[\\r\\n]"),
         "deepseek-llm": (
             r"[\r\n]",
             r"\s?(?:[[\p{Lu}\p{Ll}\p{Lt}]--[\p{Armenian}\p{Georgian}\u1c80-\u1c88\ua790-\ua7ff"

@@ -38,7 +38,11 @@ def test_a_file_gives_the_logits_of_mlx_lms_class(tmp_path: Path, name: str) -> 
     assert loaded.source.model_type == (CASES[name].read_as or CASES[name].config["model_type"])
 
 
-@pytest.mark.parametrize("name", ["qwen3moe", "qwen35", "lfm2"])
+@pytest.mark.parametrize(
+    "name",
+    ["qwen3moe", "qwen35", "lfm2", "granitehybrid", "nemotron_h", "falcon-h1", "kimi-linear",
+     "deepseek2 of 2024"],
+)  # fmt: skip
 def test_no_size_is_claimed_where_layers_keep_more_than_keys(tmp_path: Path, name: str) -> None:
     path = tmp_path / "m.gguf"
     write_file(path, CASES[name])

@@ -18,8 +18,8 @@ from gguf_cases import CASES
 from gguf_files import Case, write_file
 
 HYBRIDS = [
-    "granitehybrid", "granitehybrid, experts", "nemotron_h", "nemotron_h_moe", "falcon-h1",
-    "deepseek2 of 2025",
+    "granitehybrid", "granitehybrid, experts", "nemotron_h", "nemotron_h_moe", "falcon-h1", "jamba",
+    "kimi-linear", "deepseek2 of 2025",
 ]  # fmt: skip
 PROMPT = [5, 70, 12, 9, 33, 101, 12, 9, 33, 7]
 COUNT = 40

@@ -114,9 +114,15 @@ def _grouped_values(array: mx.array, sizes: Sizes) -> mx.array:
     return mx.concatenate([array[:before], _grouped(array[before:], sizes)])
 
 
+def _decays(array: mx.array, _: Sizes) -> mx.array:
+    """Return logarithms of decays [H] from [H, 1] in Mamba 2, or [C, S] in Mamba 1."""
+    logarithms = (-array).log()
+    return logarithms[:, 0] if array.shape[-1] == 1 else logarithms
+
+
 def _kernels(array: mx.array, _: Sizes) -> mx.array:
-    """Return a convolution's weights [C, K] as [C, K, 1], and its bias as it is."""
-    return array if array.ndim == 1 else array[..., None]
+    """Return a convolution's weights [..., K] as [C, K, 1], and its bias as it is."""
+    return array if array.ndim == 1 else array.reshape(-1, array.shape[-1], 1)
 
 
 def _halved(heads: str) -> Change:
@@ -130,7 +136,7 @@ _PAIRS: Mapping[str, Change] = {
     for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads"))
 }
 _STATE_SPACE: Mapping[str, Change] = {
-    "A_log": lambda array, _: (-array).log().reshape(-1),
+    "A_log": _decays,
     "D": lambda array, _: array.reshape(-1),
     "norm": lambda array, _: array.reshape(-1),
     "conv1d": _kernels,
@@ -139,6 +145,8 @@ _CHANGES: Mapping[str, Change] = {
     **{f"{m}.{name}": c for name, c in _STATE_SPACE.items() for m in ("mamba", "mixer")},
     "self_attn.k_b_proj": lambda array, _: array.swapaxes(1, 2),
     "conv.conv": _kernels,
+    **{f"self_attn.{part}_conv.conv": _kernels for part in "qkv"},
+    "self_attn.A_log": lambda array, _: (-array).log().reshape(1, 1, -1, 1),
     "mlp.shared_expert_gate": lambda array, _: array.reshape(1, -1),
     "linear_attn.A_log": lambda array, _: (-array).log(),
     "linear_attn.conv1d": _kernels,

@@ -65,6 +65,12 @@ _CASED = (
 )
 """Words that end where capitals begin, as OpenAI's o200k and Mistral's Tekken have them."""
 
+_KIMI = (
+    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}&&[^\p{{Han}}]]*[{_LOWER}&&[^\p{{Han}}]]+{_ENDINGS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}&&[^\p{{Han}}]]+[{_LOWER}&&[^\p{{Han}}]]*{_ENDINGS}?"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_REST}"
+)
+
 _BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 _GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 
@@ -90,6 +96,7 @@ _PRE_TOKENIZERS = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "bailingmoe", "bailingmoe2"), _QWEN2),
     **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), _GPT4O),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _split(r"\p{N}{1,3}", _CHINESE, _DEEPSEEK)),
+    "kimi-k2": _split(_KIMI),
     "deepseek-llm": _split(*_DEEPSEEK_LLM),
     "deepseek-coder": _split(*_DEEPSEEK_CODER),
     "qwen35": _split(_MARKS),

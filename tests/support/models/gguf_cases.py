@@ -339,6 +339,51 @@ def as_deepseek2(name: str, values: np.ndarray) -> np.ndarray | dict[str, np.nda
     }
 
 
+def write_dots(writer: Any) -> None:
+    write_moe(writer)
+    writer.add_leading_dense_block_count(1)
+    writer.add_expert_shared_count(2)
+    writer.add_expert_weights_scale(2.5)
+    writer.add_expert_weights_norm(True)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def write_jamba(writer: Any) -> None:
+    writer.add_ssm_conv_kernel(4)
+    writer.add_ssm_state_size(16)
+    writer.add_ssm_inner_size(2 * 64)
+    writer.add_ssm_time_step_rank(8)
+    writer.add_expert_count(8)
+    writer.add_expert_used_count(2)
+
+
+def write_kimi_linear(writer: Any) -> None:
+    write_moe(writer)
+    writer.add_ssm_conv_kernel(4)
+    writer.add_kda_head_dim(32)
+    writer.add_rope_dimension_count(8)
+    writer.add_kv_lora_rank(32)
+    writer.add_key_length_mla(40)
+    writer.add_value_length_mla(16)
+    writer.add_leading_dense_block_count(1)
+    writer.add_expert_shared_count(2)
+    writer.add_expert_weights_scale(2.5)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def as_jamba(name: str, values: np.ndarray) -> np.ndarray:
+    if name.endswith("A_log"):
+        return -np.exp(values)
+    return values[..., 0] if name.endswith("conv1d.weight") else values
+
+
+def as_kimi_linear(name: str, values: np.ndarray) -> np.ndarray:
+    """Change shapes of convolutions and decays to four axes."""
+    if name.endswith("A_log"):
+        return -np.exp(values)
+    return values[..., 0][None, :, None] if name.endswith("conv.weight") else values
+
+
 def as_ling(name: str, values: np.ndarray) -> np.ndarray | dict[str, np.ndarray]:
     """Part queries, keys and values, and permute the first two."""
     if "query_key_value" not in name:
@@ -609,6 +654,41 @@ CASES = {
          "moe_intermediate_size": 32, "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
          "tie_word_embeddings": True},
         write_ernie_moe, types=(("switch_mlp", Q.Q8_0),),
+    ),
+    "exaone": Case(
+        "exaone", {"model_type": "exaone", "num_layers": 2, "layer_norm_epsilon": 1e-6},
+    ),
+    "dots1": Case(
+        "dots1",
+        {"model_type": "dots1", **MOE, "n_routed_experts": 8, "n_shared_experts": 2,
+         "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5},
+        write_dots, renamed=(("e_score_correction_bias", "e_score_correction.bias"),),
+    ),
+    "jamba": Case(
+        "jamba",
+        {"model_type": "jamba", "num_hidden_layers": 4, "attn_layer_offset": 1,
+         "attn_layer_period": 2, "expert_layer_offset": 1, "expert_layer_period": 2,
+         "mamba_d_conv": 4, "mamba_d_state": 16, "mamba_expand": 2, "num_experts": 8,
+         "num_experts_per_tok": 2, "mamba_dt_rank": 8, "tie_word_embeddings": False},
+        write_jamba, kv_heads=(0, 2, 0, 2), change=as_jamba, types=(("out_proj", Q.Q8_0),),
+        renamed=(("A_log", "A_log."), ("mamba.D", "mamba.D."),
+                 ("feed_forward.switch_mlp", "mlp.experts")),
+    ),
+    "kimi-linear": Case(
+        "kimi-linear",
+        {"model_type": "kimi_linear", **MOE, "num_hidden_layers": 3, "head_dim": 40,
+         "linear_attn_config": {"kda_layers": [1, 3], "num_heads": 4, "head_dim": 32,
+                                "short_conv_kernel_size": 4},
+         "model_max_length": 512, "num_experts": 8, "num_experts_per_token": 2,
+         "num_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5,
+         "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 8, "v_head_dim": 16,
+         "mla_use_nope": True},
+        write_kimi_linear, kv_heads=(0, 1, 0), change=as_kimi_linear,
+        types=(("embed_q", Q.Q8_0), ("switch_mlp", Q.Q4_0)),
+        renamed=(("A_log", "A_log."), ("dt_bias", "dt_proj.bias"), ("embed_q", "k_b_proj"),
+                 ("unembed_out", "v_b_proj"),
+                 ("e_score_correction_bias", "e_score_correction.bias"),
+                 *((f"{part}_conv.conv", f"{part}_conv1d") for part in "qkv")),
     ),
     "hunyuan-dense": Case(
         "hunyuan-dense",

@@ -156,6 +156,10 @@ def seed_oss(keys: Keys) -> Mapping[str, object]:
     return {"attention_bias": keys.holds("attn_q.bias")}
 
 
+def exaone(keys: Keys) -> Mapping[str, object]:
+    return {"num_layers": keys.layers}
+
+
 def hunyuan(keys: Keys) -> Mapping[str, object]:
     """Its rotary base is in the file with the scaling of NTK applied."""
     return {"use_qk_norm": keys.holds("attn_q_norm.weight"), "attention_bias": False}

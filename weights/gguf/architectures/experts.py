@@ -88,6 +88,12 @@ def deepseek2(keys: Keys) -> Mapping[str, object]:
     }
 
 
+def dots(keys: Keys) -> Mapping[str, object]:
+    if not sigmoid(keys):
+        raise UnsupportedModelError(f"{keys.header.path}: dots1 whose router is no sigmoid")
+    return {}
+
+
 def ernie_moe(keys: Keys) -> Mapping[str, object]:
     return {
         "use_bias": False,

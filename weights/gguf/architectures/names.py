@@ -64,6 +64,15 @@ GLM4 = {
     "post_ffw_norm": "post_mlp_layernorm", "ffn_up": "mlp.gate_up_proj",
     "ffn_down": "mlp.down_proj",
 }  # fmt: skip
+EXAONE = {
+    "attn_norm": "ln_1", "attn_q": "attn.attention.q_proj", "attn_k": "attn.attention.k_proj",
+    "attn_v": "attn.attention.v_proj", "attn_output": "attn.attention.out_proj",
+    "ffn_norm": "ln_2", "ffn_gate": "mlp.c_fc_0", "ffn_up": "mlp.c_fc_1",
+    "ffn_down": "mlp.c_proj",
+}  # fmt: skip
+EXAONE_TOP = {
+    "token_embd": "transformer.wte", "output_norm": "transformer.ln_f", "output": "lm_head",
+}  # fmt: skip
 HUNYUAN = {
     **LLAMA, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm",
 }  # fmt: skip
@@ -107,6 +116,7 @@ DEEPSEEK2 = {
     "attn_kv_b": "self_attn.kv_b_proj",  # of files until April 2025
 }  # fmt: skip
 del DEEPSEEK2["exp_probs_b.bias"]
+DOTS1 = {**SHARED_SPARSE, **NORMED_HEADS, **experts("mlp.experts")}
 BAILING = {
     **SHARED_SPARSE, "attn_qkv": "attention.query_key_value", "attn_q": "attention.q_proj",
     "attn_k": "attention.k_proj", "attn_v": "attention.v_proj", "attn_output": "attention.dense",
@@ -168,6 +178,25 @@ FALCON_H1 = {
     "ffn_norm.weight": "pre_ff_layernorm.weight", "ffn_norm": "pre_ff_layernorm.weight",
 }  # fmt: skip
 FALCON_H1_TOP = {**TOP, "output_norm": "model.final_layernorm"}
+JAMBA = {
+    **ATTENTION, **_state_space("mamba"), "ssm_x": "mamba.x_proj", "ssm_dt": "mamba.dt_proj",
+    "ssm_dt_norm": "mamba.dt_layernorm", "ssm_b_norm": "mamba.b_layernorm",
+    "ssm_c_norm": "mamba.c_layernorm", "ffn_norm": "pre_ff_layernorm",
+    "ffn_gate": "feed_forward.gate_proj", "ffn_up": "feed_forward.up_proj",
+    "ffn_down": "feed_forward.down_proj", "ffn_gate_inp": "feed_forward.router",
+    **experts("feed_forward.switch_mlp"),
+}  # fmt: skip
+del JAMBA["ssm_dt.bias"], JAMBA["ssm_norm"]
+JAMBA_TOP = FALCON_H1_TOP
+KIMI_LINEAR = {
+    **DEEPSEEK3, **ATTENTION, "ssm_conv1d_q": "self_attn.q_conv.conv",
+    "ssm_conv1d_k": "self_attn.k_conv.conv", "ssm_conv1d_v": "self_attn.v_conv.conv",
+    "ssm_f_a": "self_attn.f_a_proj", "ssm_f_b": "self_attn.f_b_proj",
+    "ssm_beta": "self_attn.b_proj", "ssm_g_a": "self_attn.g_a_proj",
+    "ssm_g_b": "self_attn.g_b_proj", "ssm_a": "self_attn.A_log",
+    "ssm_dt.bias": "self_attn.dt_bias", "ssm_norm": "self_attn.o_norm",
+    "exp_probs_b.bias": "mlp.e_score_correction_bias",
+}  # fmt: skip
 _QWEN35 = {
     **ATTENTION, **NORMED_HEADS, "post_attention_norm": "post_attention_layernorm",
     "attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z",

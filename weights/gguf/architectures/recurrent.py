@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.weights.gguf.architectures.attention import granite
+from redrafter_mlx.weights.gguf.architectures.experts import sigmoid
 from redrafter_mlx.weights.gguf.keys import Keys
 
 
@@ -107,6 +108,60 @@ def falcon_h1(keys: Keys) -> Mapping[str, object]:
         "mamba_d_ssm": keys.whole("ssm.inner_size"),
         "mamba_rms_norm": normed,
         "mamba_norm_before_gate": False,
+    }
+
+
+def jamba(keys: Keys) -> Mapping[str, object]:
+    """Jamba, whose mixtures of experts take turns with networks.
+
+    Raises UnsupportedModelError if they do not.
+    """
+    heads = keys.each("attention.head_count_kv") or [keys.kv_heads] * keys.layers
+    sparse = [f"blk.{i}.ffn_gate_inp.weight" in keys.header.tensors for i in range(keys.layers)]
+    first = sparse.index(True) if any(sparse) else 0
+    period = sparse.index(True, first + 1) - first if sum(sparse) > 1 else max(keys.layers, 1)
+    if any(sparse) and sparse != [i % period == first % period for i in range(keys.layers)]:
+        raise UnsupportedModelError(f"{keys.header.path}: Jamba with experts in no fixed period")
+    return {
+        "attn_layer_offset": 0,
+        "attn_layer_period": 1,
+        "layers_block_type": ["attention" if some else "mamba" for some in heads],
+        "expert_layer_period": period,
+        "expert_layer_offset": -first % period,  # mlx-lm adds it to a layer's number
+        "num_experts": keys.whole("expert_count", 0) if any(sparse) else 1,
+        "num_experts_per_tok": keys.whole("expert_used_count", 1),
+        "mamba_d_conv": keys.whole("ssm.conv_kernel"),
+        "mamba_d_state": keys.whole("ssm.state_size"),
+        "mamba_expand": keys.whole("ssm.inner_size") // max(keys.hidden, 1),
+        "mamba_dt_rank": keys.whole("ssm.time_step_rank"),
+        "mamba_proj_bias": False,
+        "mamba_conv_bias": keys.holds("ssm_conv1d.bias"),
+    }
+
+
+def kimi_linear(keys: Keys) -> Mapping[str, object]:
+    heads = keys.each("attention.head_count_kv") or [1] * keys.layers
+    rotary = keys.whole("rope.dimension_count")
+    return {
+        "linear_attn_config": {
+            "kda_layers": [i + 1 for i, some in enumerate(heads) if not some],
+            "num_heads": keys.heads,
+            "head_dim": keys.whole("kda.head_dim"),
+            "short_conv_kernel_size": keys.whole("ssm.conv_kernel"),
+        },
+        "model_max_length": keys.whole("context_length"),
+        "num_key_value_heads": keys.heads,
+        "kv_lora_rank": keys.whole("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotary,
+        "qk_nope_head_dim": keys.whole("attention.key_length_mla") - rotary,
+        "v_head_dim": keys.whole("attention.value_length_mla"),
+        "mla_use_nope": True,
+        "num_experts": keys.whole("expert_count", 0),
+        "num_experts_per_token": keys.whole("expert_used_count", 1),
+        "num_shared_experts": keys.whole("expert_shared_count", 0),
+        "num_expert_group": keys.whole("expert_group_count", 1),
+        "moe_router_activation_func": "sigmoid" if sigmoid(keys) else "softmax",
+        "moe_renormalize": keys.flag("expert_weights_norm", True),
     }
 
 

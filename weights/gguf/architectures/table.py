@@ -90,6 +90,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "olmoe", {**names.ATTENTION_AND_NORM, **names.NORMED_HEADS, **names.SPARSE},
         settings=lambda _: {"norm_topk_prob": False},
     ),
+    "exaone": Architecture(
+        "exaone", names.EXAONE, names.EXAONE_TOP, "transformer.h", settings=attention.exaone
+    ),
     "exaone4": Architecture("exaone4", names.OLMO, settings=attention.exaone4),
     "glm4": Architecture(
         "glm4", names.GLM4, biased=QKV, settings=attention.glm4, scalings=(), partial=True,
@@ -115,6 +118,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "bailing_moe", names.BAILING, names.BAILING_TOP, settings=experts.bailing_moe,
         scalings=(), partial=True,
     ),
+    "dots1": Architecture("dots1", names.DOTS1, settings=experts.dots, scalings=()),
     "minimax-m2": Architecture(
         "minimax", names.MINIMAX, settings=experts.minimax, scalings=(), partial=True, wide=True
     ),
@@ -145,6 +149,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "falcon-h1": Architecture(
         "falcon_h1", names.FALCON_H1, names.FALCON_H1_TOP, biased=("ssm_conv1d",),
         settings=recurrent.falcon_h1, scalings=(), wide=True,
+    ),
+    "jamba": Architecture(
+        "jamba", names.JAMBA, names.JAMBA_TOP, biased=("ssm_conv1d", "ssm_dt"),
+        settings=recurrent.jamba, scalings=(), wide=True,
+    ),
+    "kimi-linear": Architecture(
+        "kimi_linear", names.KIMI_LINEAR, settings=recurrent.kimi_linear, scalings=(),
+        partial=True, wide=True,
     ),
     "lfm2": Architecture(
         "lfm2", names.LFM2, names.LFM2_TOP, biased=names.LFM2_BIASED, settings=recurrent.lfm2,
