@@ -53,6 +53,12 @@ if sys.platform == "linux" and GXX and "KERNELS" not in os.environ:  # once, not
     share_kernels(GXX)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """Let each of several processes multiply with one thread: more would take turns."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
 def pytest_unconfigure() -> None:
     shutil.rmtree(SCRATCH, ignore_errors=True)
 

@@ -20,8 +20,9 @@ from redrafter_mlx.weights.gguf.load import check_gguf
 from redrafter_mlx.weights.status import show_model
 
 gguf = pytest.importorskip("gguf")
-from gguf_cases import CASES, write_yarn  # noqa: E402
+from gguf_cases import CASES  # noqa: E402
 from gguf_files import write_file  # noqa: E402
+from gguf_settings import write_yarn  # noqa: E402
 
 PROMPT = mx.array([[5, 70, 12, 200, 9, 33, 101, 7, 7, 250, 18, 64, 3, 90, 41, 8, 55, 132, 2, 11]])
 """Longer than every window here."""

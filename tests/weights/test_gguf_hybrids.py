@@ -14,6 +14,7 @@ from redrafter_mlx.loading.load import load
 from redrafter_mlx.weights.text.chat import encode_text
 
 pytest.importorskip("gguf")
+from command_line import CommandLine
 from gguf_cases import CASES
 from gguf_files import Case, write_file
 
@@ -46,14 +47,12 @@ def test_drafted_tokens_are_those_of_mlx_lms_own_loop(tmp_path: Path, name: str)
 
 
 def test_a_drafter_is_trained_on_a_hybrid_and_accepted(
-    tmp_path: Path,
-    prompts: Path,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, prompts: Path, cli: CommandLine
 ) -> None:
     path = tmp_path / "m.gguf"
     model = write_file(path, untied("granitehybrid"))
     keys: Keys = {"training": {"epochs": 12}}
-    TrainCommand(path, prompts, capsys).run(tmp_path / "drafter", "--raw", keys=keys)
+    TrainCommand(path, prompts, cli).run(tmp_path / "drafter", "--raw", keys=keys)
     redrafter = load(path, tmp_path / "drafter", dtype="float32")
     prompt = encode_text(redrafter.tokenizer, "Question number 3?")
     answer = list(redrafter.stream(prompt, max_tokens=COUNT, beam_width=2, beam_length=4))

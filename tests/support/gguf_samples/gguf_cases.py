@@ -2,427 +2,64 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import gguf
-import numpy as np
+from gguf_conversions import (
+    as_deepseek2,
+    as_granite_hybrid,
+    as_jamba,
+    as_kimi_linear,
+    as_ling,
+    as_nemotron,
+    as_qwen3_next,
+    as_qwen35,
+    as_state_space,
+    without_last_axis,
+)
 from gguf_files import Case, Q
+from gguf_settings import (
+    LONG,
+    write_bailing,
+    write_bamba,
+    write_cohere,
+    write_cohere2,
+    write_deepseek2_of_2024,
+    write_deepseek2_of_2025,
+    write_deepseek3,
+    write_dots,
+    write_ernie_moe,
+    write_gemma2,
+    write_gemma3,
+    write_gemma3_of_ollama,
+    write_gemma4_moe,
+    write_gemma4_small,
+    write_glm4_moe,
+    write_gpt_oss,
+    write_granite,
+    write_granite_experts,
+    write_granite_hybrid,
+    write_granite_hybrid_experts,
+    write_half_rotary,
+    write_hunyuan,
+    write_jamba,
+    write_kimi_linear,
+    write_lfm2,
+    write_lfm2_moe,
+    write_ling,
+    write_minimax,
+    write_ministral3,
+    write_moe,
+    write_moe_granite,
+    write_moe_with_shared,
+    write_nemotron,
+    write_nemotron_moe,
+    write_phi3,
+    write_qwen35,
+    write_qwen35_moe,
+    write_state_space,
+    write_windows,
+    write_yarn,
+)
 
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-LONG = {"type": "longrope", "long_factor": [1.0, 1.5, 2.0, 4.0], "short_factor": [1.0] * 4}
-
-
-def write_yarn(writer: Any) -> None:
-    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-    writer.add_rope_scaling_factor(4.0)
-    writer.add_rope_scaling_orig_ctx_len(16)
-
-
-def write_moe(writer: Any) -> None:
-    writer.add_expert_count(8)
-    writer.add_expert_used_count(2)
-    writer.add_expert_feed_forward_length(32)
-
-
-def write_gpt_oss(writer: Any) -> None:
-    write_moe(writer)
-    write_yarn(writer)
-    writer.add_sliding_window(8)
-
-
-def write_gemma2(writer: Any) -> None:
-    writer.add_attn_logit_softcapping(5.0)
-    writer.add_final_logit_softcapping(3.0)
-    writer.add_sliding_window(4096)
-
-
-def write_gemma3(writer: Any) -> None:
-    writer.add_sliding_window(8)
-    writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-    writer.add_rope_scaling_factor(8.0)
-
-
-def write_gemma3_of_ollama(writer: Any) -> None:
-    """Write the same settings in other words."""
-    write_gemma3(writer)
-    writer.add_sliding_window_pattern([(i + 1) % 6 != 0 for i in range(7)])
-    writer.add_float32("gemma3.rope.local.freq_base", 10000.0)
-
-
-def write_phi3(writer: Any) -> None:
-    writer.add_rope_dimension_count(8)
-    writer.add_rope_scaling_orig_ctx_len(64)
-    for name in ("long", "short"):
-        factors = np.array(LONG[f"{name}_factor"], np.float32)
-        writer.add_tensor(f"rope_factors_{name}.weight", factors)
-
-
-def write_granite(writer: Any) -> None:
-    writer.add_attention_scale(0.3)
-    writer.add_embedding_scale(6.0)
-    writer.add_residual_scale(0.4)
-    writer.add_logit_scale(5.0)
-
-
-def write_moe_with_shared(writer: Any) -> None:
-    write_moe(writer)
-    writer.add_expert_shared_feed_forward_length(48)
-
-
-def write_moe_granite(writer: Any) -> None:
-    write_moe(writer)
-    write_granite(writer)
-
-
-def write_windows(writer: Any) -> None:
-    writer.add_sliding_window(8)
-    writer.add_sliding_window_pattern([True, True, False, True])
-
-
-def write_cohere(writer: Any) -> None:
-    writer.add_logit_scale(0.5)
-    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
-
-
-def write_cohere2(writer: Any) -> None:
-    write_cohere(writer)
-    writer.add_sliding_window(8)
-
-
-def write_half_rotary(writer: Any) -> None:
-    writer.add_rope_dimension_count(8)
-
-
-def write_glm4_moe(writer: Any) -> None:
-    write_moe(writer)
-    write_half_rotary(writer)
-    writer.add_expert_shared_count(1)
-    writer.add_leading_dense_block_count(1)
-    writer.add_expert_weights_scale(2.5)
-    writer.add_nextn_predict_layers(1)
-    writer.add_tensor("blk.2.nextn.enorm.weight", np.ones(64, np.float32))
-
-
-def write_ministral3(writer: Any) -> None:
-    write_yarn(writer)
-    writer.add_rope_scaling_yarn_log_mul(1.0)
-    writer.add_attn_temperature_scale(0.1)
-
-
-def write_lfm2(writer: Any) -> None:
-    writer.add_shortconv_l_cache(3)
-
-
-def write_lfm2_moe(writer: Any) -> None:
-    write_lfm2(writer)
-    write_moe(writer)
-    writer.add_leading_dense_block_count(1)
-
-
-def write_qwen35(writer: Any) -> None:
-    write_half_rotary(writer)
-    writer.add_ssm_conv_kernel(4)
-    writer.add_ssm_state_size(32)
-    writer.add_ssm_group_count(2)
-    writer.add_ssm_time_step_rank(6)
-    writer.add_ssm_inner_size(6 * 32)
-    writer.add_full_attention_interval(2)
-
-
-def write_qwen35_moe(writer: Any) -> None:
-    write_qwen35(writer)
-    write_moe_with_shared(writer)
-
-
-def write_gemma4(writer: Any) -> None:
-    writer.add_sliding_window(8)
-    writer.add_sliding_window_pattern([True, False, True, False])
-    writer.add_key_length_swa(16)
-    writer.add_rope_freq_base_swa(5000.0)
-    writer.add_final_logit_softcapping(3.0)
-    factors = np.array([1.0] * 4 + [1e30] * 12, np.float32)
-    writer.add_tensor("rope_freqs.weight", factors)
-
-
-def write_gemma4_small(writer: Any) -> None:
-    write_gemma4(writer)
-    writer.add_shared_kv_layers(2)
-    writer.add_embedding_length_per_layer_input(32)
-
-
-def write_gemma4_moe(writer: Any) -> None:
-    write_gemma4(writer)
-    write_moe(writer)
-
-
-def write_deepseek3(writer: Any) -> None:
-    write_moe(writer)
-    write_yarn(writer)
-    writer.add_rope_scaling_yarn_log_mul(0.1 * 0.7)
-    writer.add_rope_dimension_count(8)
-    writer.add_q_lora_rank(32)
-    writer.add_kv_lora_rank(32)
-    writer.add_key_length_mla(40)
-    writer.add_value_length_mla(16)
-    writer.add_leading_dense_block_count(1)
-    writer.add_expert_shared_count(1)
-    writer.add_expert_weights_scale(2.5)
-    writer.add_expert_weights_norm(True)
-    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    writer.add_expert_group_count(2)
-    writer.add_expert_group_used_count(1)
-
-
-def write_bailing(writer: Any) -> None:
-    write_moe(writer)
-    write_half_rotary(writer)
-    writer.add_leading_dense_block_count(1)
-    writer.add_expert_shared_count(2)
-    writer.add_expert_weights_scale(2.5)
-    writer.add_expert_weights_norm(True)
-    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    writer.add_expert_group_count(2)
-    writer.add_expert_group_used_count(1)
-
-
-def write_minimax(writer: Any) -> None:
-    writer.add_expert_count(8)
-    writer.add_expert_used_count(2)
-    writer.add_expert_feed_forward_length(96)
-    write_half_rotary(writer)
-    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-
-
-def without_last_axis(name: str, values: np.ndarray) -> np.ndarray:
-    return values[..., 0] if name.endswith("conv.weight") else values
-
-
-def tiled(values: np.ndarray, before: int = 0) -> np.ndarray:
-    """Put value heads, three for each of two key heads, in the order of llama.cpp: k0 k1 k0 k1."""
-    heads = values[before:].reshape(2, 3, -1, *values.shape[1:]).swapaxes(0, 1)
-    return np.concatenate([values[:before], heads.reshape(-1, *values.shape[1:])])
-
-
-def write_state_space(writer: Any, groups: int = 1) -> None:
-    writer.add_ssm_conv_kernel(4)
-    writer.add_ssm_state_size(16)
-    writer.add_ssm_group_count(groups)
-    writer.add_ssm_time_step_rank(4)
-    writer.add_ssm_inner_size(4 * 32)
-
-
-def write_granite_hybrid(writer: Any) -> None:
-    write_granite(writer)
-    write_state_space(writer)
-    writer.add_rope_scaling_finetuned(False)
-
-
-def write_bamba(writer: Any) -> None:
-    write_granite_hybrid(writer)
-    writer.add_rope_scaling_finetuned(True)
-
-
-def write_granite_experts(writer: Any) -> None:
-    write_moe_granite(writer)
-    writer.add_expert_shared_feed_forward_length(64)
-
-
-def write_granite_hybrid_experts(writer: Any) -> None:
-    write_granite_hybrid(writer)
-    write_granite_experts(writer)
-
-
-def write_nemotron(writer: Any) -> None:
-    """Write a rotary size that is not a head's, as llama.cpp does, though nothing is rotated."""
-    write_state_space(writer, groups=2)
-    writer.add_rope_dimension_count(12)
-
-
-def write_nemotron_moe(writer: Any) -> None:
-    write_nemotron(writer)
-    write_moe(writer)
-    writer.add_expert_shared_feed_forward_length(48)
-    writer.add_expert_shared_count(1)
-    writer.add_expert_weights_scale(2.5)
-    writer.add_expert_weights_norm(True)
-    writer.add_expert_group_count(1)
-    writer.add_moe_latent_size(32)
-    writer.add_nextn_predict_layers(1)
-    writer.add_tensor("blk.4.nextn.enorm.weight", np.ones(64, np.float32))
-
-
-def write_deepseek2(writer: Any) -> None:
-    write_moe(writer)
-    write_yarn(writer)
-    writer.add_rope_scaling_yarn_log_mul(0.1 * 0.7)
-    writer.add_rope_dimension_count(8)
-    writer.add_kv_lora_rank(32)
-    writer.add_leading_dense_block_count(1)
-    writer.add_expert_shared_count(2)
-    writer.add_expert_weights_scale(1.5)
-    writer.add_expert_group_count(2)
-    writer.add_expert_group_used_count(1)
-
-
-def write_deepseek2_of_2024(writer: Any) -> None:
-    write_deepseek2(writer)
-    writer.add_value_length(16)
-
-
-def write_deepseek2_of_2025(writer: Any) -> None:
-    """Write keys and values of one head, from which those of others are computed."""
-    write_deepseek2(writer)
-    writer.add_key_length(32 + 8)
-    writer.add_value_length(32)
-    writer.add_key_length_mla(40)
-    writer.add_value_length_mla(16)
-    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX)
-
-
-def write_ernie_moe(writer: Any) -> None:
-    """Write a bias of the router, which mlx-lm leaves out."""
-    write_moe(writer)
-    writer.add_leading_dense_block_count(1)
-    writer.add_interleave_moe_layer_step(1)
-    writer.add_expert_shared_count(2)
-    writer.add_tensor("blk.1.exp_probs_b.bias", np.ones(8, np.float32))
-
-
-def write_hunyuan(writer: Any) -> None:
-    writer.add_rope_freq_base(50000.0 * 50.0 ** (16 / 14))
-    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
-
-
-def write_ling(writer: Any) -> None:
-    write_moe(writer)
-    writer.add_leading_dense_block_count(0)
-    writer.add_expert_shared_count(2)
-    writer.add_expert_weights_scale(1.0)
-    writer.add_expert_weights_norm(True)
-
-
-def as_state_space(name: str, values: np.ndarray) -> np.ndarray:
-    """Change parameters of Mamba 2's layers; norms have a row for each group of heads."""
-    if name.endswith("A_log"):
-        return -np.exp(values)[:, None]
-    if name.endswith(".D"):
-        return values[:, None]
-    if name.endswith(("mixer.norm.weight", "mamba.norm.weight")):
-        return values.reshape(2 if "mixer" in name else 1, -1)
-    return values[..., 0] if name.endswith("conv1d.weight") else values
-
-
-def as_granite_hybrid(name: str, values: np.ndarray) -> np.ndarray | dict[str, np.ndarray]:
-    if "input_linear" in name:
-        stem = name.replace("shared_mlp.input_linear.weight", "mlp.shared_experts.")
-        gates, others = np.split(values, 2)
-        return {f"{stem}gate_proj": gates, f"{stem}up_proj": others}
-    return as_state_space(name, values)
-
-
-def as_nemotron(name: str, values: np.ndarray) -> np.ndarray | dict[str, np.ndarray]:
-    if "switch_mlp" in name:
-        stem = name.replace("backbone", "model").partition("mixer")[0]
-        part = "up" if "fc1" in name else "down"
-        return {f"{stem}mlp.experts.{part}_proj": values}
-    return as_state_space(name, values)
-
-
-def as_deepseek2(name: str, values: np.ndarray) -> np.ndarray | dict[str, np.ndarray]:
-    """Part keys and values of each head, and transpose the keys."""
-    if "kv_b_proj" not in name:
-        return values
-    heads = values.reshape(4, 32 + 16, -1)
-    return {
-        name.replace("kv_b_proj.weight", "k_b_proj"): heads[:, :32].swapaxes(1, 2),
-        name.replace("kv_b_proj.weight", "v_b_proj"): heads[:, 32:],
-    }
-
-
-def write_dots(writer: Any) -> None:
-    write_moe(writer)
-    writer.add_leading_dense_block_count(1)
-    writer.add_expert_shared_count(2)
-    writer.add_expert_weights_scale(2.5)
-    writer.add_expert_weights_norm(True)
-    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-
-
-def write_jamba(writer: Any) -> None:
-    writer.add_ssm_conv_kernel(4)
-    writer.add_ssm_state_size(16)
-    writer.add_ssm_inner_size(2 * 64)
-    writer.add_ssm_time_step_rank(8)
-    writer.add_expert_count(8)
-    writer.add_expert_used_count(2)
-
-
-def write_kimi_linear(writer: Any) -> None:
-    write_moe(writer)
-    writer.add_ssm_conv_kernel(4)
-    writer.add_kda_head_dim(32)
-    writer.add_rope_dimension_count(8)
-    writer.add_kv_lora_rank(32)
-    writer.add_key_length_mla(40)
-    writer.add_value_length_mla(16)
-    writer.add_leading_dense_block_count(1)
-    writer.add_expert_shared_count(2)
-    writer.add_expert_weights_scale(2.5)
-    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-
-
-def as_jamba(name: str, values: np.ndarray) -> np.ndarray:
-    if name.endswith("A_log"):
-        return -np.exp(values)
-    return values[..., 0] if name.endswith("conv1d.weight") else values
-
-
-def as_kimi_linear(name: str, values: np.ndarray) -> np.ndarray:
-    """Change shapes of convolutions and decays to four axes."""
-    if name.endswith("A_log"):
-        return -np.exp(values)
-    return values[..., 0][None, :, None] if name.endswith("conv.weight") else values
-
-
-def as_ling(name: str, values: np.ndarray) -> np.ndarray | dict[str, np.ndarray]:
-    """Part queries, keys and values, and permute the first two."""
-    if "query_key_value" not in name:
-        return values
-    stem = name.replace("attention.query_key_value.weight", "self_attn.")
-    q, k, v = np.split(values, [64, 96])
-    q, k = (x.reshape(-1, 2, 8, 64).swapaxes(1, 2).reshape(x.shape) for x in (q, k))
-    return {f"{stem}q_proj": q, f"{stem}k_proj": k, f"{stem}v_proj": v}
-
-
-def as_qwen35(name: str, values: np.ndarray) -> np.ndarray:
-    module = name.split("linear_attn.")[-1].removesuffix(".weight")
-    if module == "A_log":
-        return tiled(-np.exp(values))
-    if module in ("dt_bias", "in_proj_a", "in_proj_b", "in_proj_z"):
-        return tiled(values)
-    if module in ("in_proj_qkv", "conv1d"):
-        rows = tiled(values, 2 * 2 * 32)
-        return rows[..., 0] if module == "conv1d" else rows
-    if module == "out_proj":
-        return tiled(values.T).T
-    return values[0] if module.endswith("shared_expert_gate") else values
-
-
-def as_qwen3_next(name: str, values: np.ndarray) -> np.ndarray | dict[str, np.ndarray]:
-    """Part the rows of each key head: queries, keys and three value heads; gates of the latter."""
-    module = name.split("linear_attn.")[-1].removesuffix(".weight")
-    if module == "A_log":
-        return -np.exp(values)
-    if module == "conv1d":
-        return values[..., 0]
-    if module == "in_proj_qkvz":
-        heads = values.reshape(2, -1, values.shape[-1])
-        q, k, v, z = (
-            part.reshape(-1, values.shape[-1]) for part in np.split(heads, [32, 64, 160], axis=1)
-        )
-        stem = name.removesuffix("qkvz.weight")
-        return {f"{stem}qkv": np.concatenate([q, k, v]), f"{stem}z": z}
-    return values[0] if module.endswith("shared_expert_gate") else values
 
 
 GEMMA3 = {
