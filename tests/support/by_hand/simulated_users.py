@@ -3,9 +3,9 @@
     python tests/support/by_hand/simulated_users.py FOLDER --sums FILE --mt-bench FILE
         [--answers 300] [--user sums|functions] [--minutes 10 | --steps N] [--seed 0] [--fresh]
 
-FILE of sums is JSONL with questions under `prompt` and a `source` that begins with gsm8k: best
-those of GSM8K's test part, which the drafter that ships has not seen. Functions are made from
-templates here. The first 40 questions of each user are never learned from: with MT-Bench, they are
+FILE of sums is JSONL with a `question` in each line, as GSM-Symbolic and GSM8K publish them (of
+GSM8K the test part, which the drafter that ships has not seen). Functions are made from templates
+here. The first 40 questions of each user are never learned from: with MT-Bench, they are
 what is measured, by beam width, before and after. The last line is JSON. Answers are greedy, of up
 to 96 tokens; they and what was learned stay in FOLDER, so that the same command with other minutes
 or steps goes on from there. With --fresh no drafter is there first.
@@ -96,9 +96,8 @@ def functions() -> list[str]:
 
 
 def sums(file: Path) -> list[str]:
-    """Return the questions of GSM8K in a file, in random order, each once."""
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    asked = [row["prompt"] for row in rows if row["source"].startswith("gsm8k")]
+    """Return the questions in a file, in random order, each once."""
+    asked = [json.loads(line)["question"] for line in file.read_text(encoding="utf-8").splitlines()]
     random.Random(0).shuffle(asked)
     return list(dict.fromkeys(asked))
 
