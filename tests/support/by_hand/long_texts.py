@@ -1,6 +1,6 @@
 """A long text beside mlx-lm's own call and caches: time and memory, with no drafts.
 
-`python -m redrafter_mlx.bench.programs.long_texts MODEL --tokens 6000` reads a made-up text by
+`python tests/support/by_hand/long_texts.py MODEL --tokens 6000` reads a made-up text by
 both, a chunk by one and then by the other, takes as many steps, and prints a line of JSON for each
 part. With `--begin` the keys and values of so many tokens before it are zeros, and not computed.
 """
