@@ -7,9 +7,8 @@ from collections.abc import Callable
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.bench.measure.activity import Activity
 from redrafter_mlx.bench.measure.runner import check_draft_model
-from redrafter_mlx.bench.options import BenchOptions, Loading
+from redrafter_mlx.bench.options import Activity, BenchOptions, Loading
 from redrafter_mlx.distributed.collectives import seconds_of_exchange
 from redrafter_mlx.drafting.names import TRAINED, parse
 from redrafter_mlx.engine.engine import Redrafter

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from redrafter_mlx.bench.measure.activity import Activity, silent
 from redrafter_mlx.bench.measure.question_sets import questions_of, title_of
 from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS, Question, choose_questions
 from redrafter_mlx.checks import check_choice, check_quantize
@@ -15,6 +15,7 @@ from redrafter_mlx.config import AcceptMethod, DType, SamplingParams
 from redrafter_mlx.drafting.names import AUTO
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.ranges import each_once, parse_integers, parse_numbers, parse_words
+from redrafter_mlx.weights import Progress
 
 if TYPE_CHECKING:
     from redrafter_mlx.bench.measure.methods import Method
@@ -26,6 +27,17 @@ MAX_AT_ONCE = 256
 
 Label = Literal[DType, "4bit", "8bit"]
 _QUANTIZED = {"4bit": ("auto", 4), "8bit": ("auto", 8)}
+
+
+Activity = Callable[[str, Callable[[int, int], str] | None], AbstractContextManager[Progress]]
+"""Begins an activity with this name; the function turns the done and total amounts into text."""
+
+
+@contextmanager
+def silent(name: str, describe: Callable[[int, int], str] | None = None) -> Iterator[Progress]:
+    """Tell nobody."""
+    del name, describe
+    yield lambda *_: None
 
 
 class Loading(NamedTuple):

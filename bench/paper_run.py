@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Collection, Sequence
-from dataclasses import fields, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from mlx_lm.utils import get_total_parameters
 
 from redrafter_mlx.bench.analyse.result import Result
 from redrafter_mlx.bench.checks import check_measurement
-from redrafter_mlx.bench.collected import Collected, training_options
-from redrafter_mlx.bench.options import BenchOptions
+from redrafter_mlx.bench.measure.answers import Answer, AnswerKey
+from redrafter_mlx.bench.measure.likelihood import Likelihood, likelihood
+from redrafter_mlx.bench.measure.methods import Method
+from redrafter_mlx.bench.measure.plan import Plan
+from redrafter_mlx.bench.measure.runner import Runner
+from redrafter_mlx.bench.models import measure_machine
+from redrafter_mlx.bench.options import Activity, BenchOptions
 from redrafter_mlx.bench.papers.evidence import Evidence
-from redrafter_mlx.bench.papers.protocols import PaperProtocol
+from redrafter_mlx.bench.papers.protocols import Inspects, PaperProtocol
 from redrafter_mlx.bench.papers.report import Difference, PaperResult, differences
 from redrafter_mlx.bench.session import Hooks, Outcome, run_session
+from redrafter_mlx.bench.statistics import Percentiles
+from redrafter_mlx.distill.options_file import OPTIONS, read_options
 from redrafter_mlx.distill.report.metrics import METRICS, read_metrics
 from redrafter_mlx.drafting.files.installed import list_drafters
 from redrafter_mlx.drafting.names import AUTO, TRAINED
 from redrafter_mlx.drafting.untrained.host_drafters import LOOKUP
+from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, ModelNotFoundError
 from redrafter_mlx.runtime.processes.launched import launched_rank
 from redrafter_mlx.runtime.ranges import parse_numbers, parse_words
@@ -29,8 +40,10 @@ from redrafter_mlx.weights.registry import DEFAULT_MODEL
 _ELSEWHERE = ("answers", "questions", "limit", "model", "offline", "seed")
 """Options that a table shows in other ways, or that change no figure but by chance."""
 
-
 _NOTHING = Outcome([], False, [])
+
+_FEW = 8
+"""Maximum number of questions whose answers show how large merged trees are."""
 
 
 class PaperRun(NamedTuple):
@@ -129,7 +142,9 @@ def _unmeasured(protocol: PaperProtocol, options: BenchOptions) -> PaperRun:
         theirs = vars(published.setting).items()
         here = tuple(Difference(name, value, "not measured") for name, value in theirs)
         return PaperRun(PaperResult(protocol.name, published, (), here), _NOTHING)
-    folders: dict[str | None, Path] = {name: _path(name) for name in options.drafters}
+    folders: dict[str | None, Path] = {
+        name: Path(os.path.expanduser(name)) for name in options.drafters
+    }
     logs = {name: read_metrics(folder) for name, folder in folders.items()}
     for name, log in logs.items():
         if not log:
@@ -172,8 +187,8 @@ def _changed(
         own["drafter"] = "all on this machine"
     elsewhere = (*_ELSEWHERE, *(["drafter"] if protocol.drafters else []))
     found = []
-    for name in (field.name for field in fields(options)):
-        value, default = getattr(options, name), getattr(BenchOptions, name)
+    for one in fields(options):
+        name, value, default = one.name, getattr(options, one.name), one.default
         if name in given and name not in elsewhere and value != own.get(name, default):
             table = f"without it: {_shown(own[name])}" if name in own else "bench's default"
             found.append(Difference(option_name(name), table, _shown(value)))
@@ -184,6 +199,76 @@ def _shown(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _path(name: str) -> Path:
-    """Return the path that a drafter's name may be, `~` expanded as in loading."""
-    return Path(os.path.expanduser(name))
+@dataclass
+class Collected:
+    """The callbacks of `run_session`, and what they found; see `Evidence`.
+
+    choose_capacity: whether calls of merged candidates get the size that these have
+    folders:         folders that drafters were loaded from, by the drafter's name
+    """
+
+    inspects: Inspects
+    choose_capacity: bool
+    activity: Activity
+    folders: dict[str | None, Path] = field(default_factory=dict)
+    sizes: dict[str | None, int] = field(default_factory=dict)
+    likelihoods: dict[AnswerKey, Likelihood] = field(default_factory=dict)
+    draft_costs: dict[str, float] = field(default_factory=dict)
+
+    def prepare(self, drafters: Mapping[str | None, Redrafter], plan: Plan, runner: Runner) -> Plan:
+        """Record the drafters before anything is timed; return the plan to measure."""
+        for name, loaded in drafters.items():
+            if loaded.drafter is not None:
+                self.sizes[name] = sum(map(get_total_parameters, loaded.drafter.modules))
+                if loaded.drafter.folder is not None:
+                    self.folders[name] = loaded.drafter.folder
+        return _fit_calls(plan, runner, self.activity) if self.choose_capacity else plan
+
+    def inspect(self, drafters: Mapping[str | None, Redrafter], answers: Sequence[Answer]) -> None:
+        """Compute likelihoods or draft costs after the answers of one loading."""
+        first = next(iter(drafters.values()))
+        if self.inspects == "likelihoods":
+            with self.activity("reading the answers", "{} of {}".format) as progress:
+                for n, answer in enumerate(answers, 1):
+                    found = likelihood(first, answer.prompt_ids, answer.run.token_ids)
+                    if found is not None:
+                        self.likelihoods[answer.key] = found
+                    progress("answers", n, len(answers))
+        if self.inspects == "draft costs" and answers and first.tuning is not None:
+            measure_machine(first, self.activity)
+            costs, drafts = first.tuning.costs, 4
+            level = costs.drafting(1, drafts + 1) / drafts
+            self.draft_costs[answers[0].dtype] = level / costs.verify(1, costs.short_context)
+
+    def evidence(self, results: Sequence[Result], answers: Sequence[Answer]) -> Evidence:
+        """Return the evidence for a table of these results."""
+        return Evidence(
+            rows=[row for each in results for row in each.rows], answers=answers,
+            likelihoods=self.likelihoods, draft_costs=self.draft_costs,
+            logs={name: read_metrics(folder) for name, folder in self.folders.items()},
+            options=training_options(self.folders), sizes=self.sizes,
+        )  # fmt: skip
+
+
+def training_options(folders: Mapping[str | None, Path]) -> dict[str | None, Mapping[str, Any]]:
+    """Read the training options in the folders, by drafter name."""
+    paths = {name: folder / OPTIONS for name, folder in folders.items()}
+    return {name: read_options(path) for name, path in paths.items() if path.is_file()}
+
+
+def _fit_calls(plan: Plan, runner: Runner, activity: Activity) -> Plan:
+    """Give merged candidates calls of the size that 99% of their trees had in a few answers.
+
+    A call of the largest size that they can have would be as large as without merging.
+    """
+    merged = [method for method in plan.methods if method.prefixes == "final"]
+    few = plan.questions[:: -(-len(plan.questions) // _FEW)]
+    capacity: dict[Method, int] = {}
+    with activity("packing beams", "{} of {}".format) as progress:
+        for done, method in enumerate(merged, 1):
+            runs = [runner.run(method, q.prompt_ids, plan.max_tokens, plan.seed) for q in few]
+            if found := Percentiles.of([nodes for run in runs for nodes in run.nodes]):
+                capacity[method] = math.ceil(found.p99)
+            progress("beam shapes", done, len(merged))
+    methods = [replace(m, max_nodes=capacity.get(m, m.max_nodes)) for m in plan.methods]
+    return replace(plan, methods=methods)

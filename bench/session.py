@@ -11,7 +11,6 @@ from typing import NamedTuple
 from redrafter_mlx.bench.analyse.result import Protocol, Result, judge
 from redrafter_mlx.bench.analyse.summary import of_whole_rounds, summarise
 from redrafter_mlx.bench.checks import check_measurement
-from redrafter_mlx.bench.measure.activity import Activity, silent
 from redrafter_mlx.bench.measure.answers import (
     Answer,
     AnswersFile,
@@ -31,7 +30,7 @@ from redrafter_mlx.bench.models import (
     load_model,
     measure_machine,
 )
-from redrafter_mlx.bench.options import BenchOptions, Loading
+from redrafter_mlx.bench.options import Activity, BenchOptions, Loading, silent
 from redrafter_mlx.bench.show.tables import shape_words
 from redrafter_mlx.cpu.blas import BLAS
 from redrafter_mlx.engine.engine import Redrafter
@@ -110,7 +109,8 @@ def _run(options: BenchOptions, file: AnswersFile | None, hooks: Hooks) -> Outco
             drafters = load_drafters(options, loading, hooks.load, hooks.activity)
             here = [LoadedModel.of(r, loading.label, name) for name, r in drafters.items()]
             models += here
-            notes += drafter_notes(loading, drafters)
+            notes += [f"{loading.label}: {r.drafter_note}" for r in drafters.values()
+                      if r.drafter_note]  # fmt: skip
             before, plans = len(answers), plans_of(options, loading, drafters, hooks)
             planned[loading.label] = plans[0].methods
             notes += _measure(options, plans, drafters, file, machine, here, answers, busy, hooks)
@@ -146,11 +146,6 @@ def protocol_of(options: BenchOptions, prompt_tokens: int | None) -> Protocol:
         options.warmup, options.delay, options.seed, options.draft_model, prompt_tokens,
         options.ignore_eos,
     )  # fmt: skip
-
-
-def drafter_notes(loading: Loading, drafters: Mapping[str | None, Redrafter]) -> list[str]:
-    """Return what loading told about the choice of drafters."""
-    return [f"{loading.label}: {r.drafter_note}" for r in drafters.values() if r.drafter_note]
 
 
 def end_note(

@@ -142,7 +142,8 @@ class Runner:
 
         seeds: of each prompt's answer; mlx-lm's own batch has the first one for all
         """
-        self._first.thread.run(finish_mlx_lm)
+        # mlx-lm's loop leaves the step beyond its last token running.
+        self._first.thread.run(lambda: mx.synchronize(our_stream()))
         mx.reset_peak_memory()
         tokens: list[list[Token]] = [[] for _ in prompts]
         times: list[list[float]] = [[] for _ in prompts]
@@ -244,11 +245,6 @@ def check_draft_model(redrafter: Redrafter, draft_vocab_size: int, name: str) ->
             f"--draft-model {name} has a vocabulary of {draft_vocab_size}, the model one of "
             f"{ours}; give one with the same tokenizer"
         )
-
-
-def finish_mlx_lm() -> None:
-    """Wait for the step beyond the last token that mlx-lm's loop leaves running."""
-    mx.synchronize(our_stream())
 
 
 def our_stream() -> mx.Stream | mx.ThreadLocalStream:

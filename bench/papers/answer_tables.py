@@ -85,26 +85,27 @@ COLUMNS: Mapping[str, Callable[[Evidence, Row], str]] = {
 }
 
 
-def drafted_table(layout: Layout, evidence: Evidence, known: Sequence[Record]) -> TextTable:
-    """Return the table of the rows that used drafts."""
-    return _table(layout, evidence, evidence.drafted, known)
+def rows_table(
+    rows: Callable[[Evidence], Sequence[Row]],
+    layout: Layout,
+    evidence: Evidence,
+    known: Sequence[Record],
+    note: Callable[[Evidence], str] = lambda _: "",
+) -> TextTable:
+    """Return the table of some of the measured rows, see `Layout`; `known` are the published."""
 
+    def cell(row: Row, heading: str) -> str:
+        if row.out_of_memory and heading not in _SETTINGS:
+            return OUT_OF_MEMORY if heading in _TIMES else ""
+        return COLUMNS[heading](evidence, row)
 
-def whole_table(layout: Layout, evidence: Evidence, known: Sequence[Record]) -> TextTable:
-    """Return the table of all rows over all questions, those without drafts too."""
-    return _table(layout, evidence, evidence.whole, known)
-
-
-def category_table(layout: Layout, evidence: Evidence, known: Sequence[Record]) -> TextTable:
-    """Return the table of drafters and of mlx-lm's speculative decoding, also by category."""
-    names = ("redrafter", "mlx-lm speculative")
-    rows = [row for row in evidence.rows if row.method.name in names]
-    return _table(layout, evidence, rows, known)
-
-
-def correlated_table(layout: Layout, evidence: Evidence, known: Sequence[Record]) -> TextTable:
-    """Return the table of the rows that used drafts, with what correlates with their speed."""
-    return _table(layout, evidence, evidence.drafted, known, correlation_note(evidence))
+    shown = rows(evidence)
+    lines = [
+        (settings_of(row.method, row.dtype, row.prompt_tokens), partial(cell, row)) for row in shown
+    ]
+    too_large = f"{OUT_OF_MEMORY}: does not fit in memory"
+    more = too_large if any(row.out_of_memory for row in shown) else note(evidence)
+    return paper_table(layout, lines, known, more)
 
 
 def along_table(layout: Layout, evidence: Evidence, known: Sequence[Record]) -> TextTable:
@@ -172,26 +173,6 @@ def drafts_accepted(row: Row) -> float | None:
 def expected_tokens(accepted: float, drafts: int) -> float:
     """Return the expected tokens/step if drafts are accepted with this probability when reached."""
     return float(sum(accepted**depth for depth in range(drafts + 1)))
-
-
-def _table(
-    layout: Layout,
-    evidence: Evidence,
-    rows: Sequence[Row],
-    known: Sequence[Record],
-    note: str = "",
-) -> TextTable:
-    def cell(row: Row, heading: str) -> str:
-        if row.out_of_memory and heading not in _SETTINGS:
-            return OUT_OF_MEMORY if heading in _TIMES else ""
-        return COLUMNS[heading](evidence, row)
-
-    lines = [
-        (settings_of(row.method, row.dtype, row.prompt_tokens), partial(cell, row)) for row in rows
-    ]
-    if any(row.out_of_memory for row in rows):
-        note = f"{OUT_OF_MEMORY}: does not fit in memory"
-    return paper_table(layout, lines, known, note)
 
 
 def _expected(row: Row) -> float | None:

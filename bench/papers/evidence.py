@@ -45,6 +45,12 @@ class Evidence:
         return [row for row in self.rows if row.category == WHOLE]
 
     @property
+    def with_categories(self) -> list[Row]:
+        """Rows of drafters and of mlx-lm's speculative decoding, also by category."""
+        names = ("redrafter", "mlx-lm speculative")
+        return [row for row in self.rows if row.method.name in names]
+
+    @property
     def drafted(self) -> list[Row]:
         """Rows over all questions that used drafts."""
         return [row for row in self.whole if row.method.name == "redrafter"]

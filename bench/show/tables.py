@@ -136,7 +136,7 @@ def acceptance_table(rows: Sequence[Row]) -> TextTable:
     deepest = max((len(r.acceptance) for r in drafted), default=0)
     depths = [d for d in range(1, deepest + 1) if d <= 8 or d % 8 == 0 or d == deepest]
     lines = [
-        {"method": _in_words(r), "dtype": r.dtype, **drawn(r),
+        {"method": f"{label(r)} {shape_words(r.method)}".strip(), "dtype": r.dtype, **drawn(r),
          **{f"draft {d}": accepted_at(r, d) for d in depths}, **merged(r, "nodes before", "after")}
         for r in drafted
     ]  # fmt: skip
@@ -246,10 +246,6 @@ def beam_side(method: Method, size: int | None) -> str:
     if method.name != "redrafter":
         return ""
     return str(size) if size is not None else "auto" if method.automatic else "default"
-
-
-def _in_words(row: Row) -> str:
-    return f"{label(row)} {shape_words(row.method)}".strip()
 
 
 def _chosen(row: Row) -> str:

@@ -19,9 +19,8 @@ from redrafter_mlx.bench.paper_run import fill, run_paper
 from redrafter_mlx.bench.papers.protocols import find_protocol
 from redrafter_mlx.bench.papers.published import authors_grids
 from redrafter_mlx.bench.session import Hooks, Outcome, run_session
-from redrafter_mlx.bench.show.comparison import compare_table
 from redrafter_mlx.bench.show.plot import check_plot, plot
-from redrafter_mlx.bench.show.report import heatmap, rendered, rich_table
+from redrafter_mlx.bench.show.report import compare_table, heatmap, rendered, rich_table
 from redrafter_mlx.bench.show.report_folder import check_report, write_report
 from redrafter_mlx.bench.show.tables import header_lines
 from redrafter_mlx.cli import options as opt

@@ -120,8 +120,7 @@ def _print(
         record = {"rows": [asdict(row) for row in rows], "interrupted": interrupted}
         print(json.dumps({**record, "notes": notes}))
     else:
-        from redrafter_mlx.bench.show.report import rich_table
-        from redrafter_mlx.bench.show.serving_table import serving_table
+        from redrafter_mlx.bench.show.report import rich_table, serving_table
 
         console().print(rich_table(serving_table(rows)))
         for note in notes:

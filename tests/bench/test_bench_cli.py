@@ -16,10 +16,9 @@ from tiny import byte_model, byte_tokenizer, random_drafter
 from redrafter_mlx import bench
 from redrafter_mlx.bench import models as bench_models
 from redrafter_mlx.bench import session as bench_session
-from redrafter_mlx.bench.measure.activity import silent
 from redrafter_mlx.bench.measure.runner import Run, Runner
 from redrafter_mlx.bench.models import draft_again, untrain
-from redrafter_mlx.bench.options import BenchOptions, Loading
+from redrafter_mlx.bench.options import BenchOptions, Loading, silent
 from redrafter_mlx.bench.session import Hooks
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.drafting.names import parse

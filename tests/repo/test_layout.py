@@ -48,7 +48,6 @@ FLOORS = {
         "analyse",
         "show",
         "papers",
-        "collected",
         "session",
         "paper_run",
     ),
