@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.drafter_forms import EagleForm
 from redrafter_mlx.distill.forms.form import Student, chosen_layers
-from redrafter_mlx.distill.forms.fresh_weights import (
-    SPREAD,
-    context_rms,
-    draw_matrices,
-    last_part,
-    logit_rms,
-    output_matrix,
-)
-from redrafter_mlx.distill.forms.whole_texts import UnrolledStudent, WholeTextRecipe
-from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.distill.forms.fresh_weights import context_rms
+from redrafter_mlx.distill.forms.students import LayerRecipe, UnrolledStudent
 from redrafter_mlx.drafting.files.drafter_files import DrafterFiles
 from redrafter_mlx.drafting.published.heads.eagle import EAGLE3, EagleDrafter
 from redrafter_mlx.drafting.published.heads.eagle_config import EagleConfig, read_eagle_three
-from redrafter_mlx.drafting.published.heads.eagle_files import (
-    LAYER_CONFIG,
-    save_eagle,
-    speculators_config,
-)
+from redrafter_mlx.drafting.published.heads.eagle_files import save_eagle, speculators_config
 from redrafter_mlx.drafting.published.heads.eagle_network import EagleNetwork, EagleThreeNetwork
 from redrafter_mlx.drafting.published.network_config import ROPE_BASE
-from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary, choose_vocabulary
+from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.raw_model import context_length
 
@@ -43,16 +29,33 @@ _POSITIONS = 2048
 """Maximum number of positions of a drafter whose target names no limit."""
 
 
-class EagleRecipe(WholeTextRecipe):
+class EagleStudent(UnrolledStudent):
+    """An EAGLE network in training."""
+
+    @property
+    def drafter(self) -> EagleDrafter:
+        return EagleDrafter(EAGLE3.name, self.network, self._target, self.vocabulary)
+
+    def head(self, hidden: mx.array) -> mx.array:
+        logits: mx.array = self.network.lm_head(hidden)
+        return logits
+
+
+class EagleRecipe(LayerRecipe):
     """The recipe for EAGLE-3 drafters."""
 
     config: EagleConfig
+    options = EagleForm
+    student_class = EagleStudent
     title = "A decoder layer"
     method = "EAGLE-3 ([arXiv 2503.01840](https://arxiv.org/abs/2503.01840))"
     published = EAGLE3
 
     @classmethod
-    def of(cls, form: EagleForm, target: Target, name: str, fingerprint: str) -> EagleRecipe:
+    def of(
+        cls, form: EagleForm, target: Target, name: str, fingerprint: str, draft_length: int
+    ) -> Self:
+        del draft_length
         D, V, size = target.hidden_size, target.vocab_size, form.draft_vocab
         layers = chosen_layers(form.context_layers, target.n_layers)
         if form.context_layers == "auto" and layers[0] == 1:
@@ -74,8 +77,8 @@ class EagleRecipe(WholeTextRecipe):
         return cls(read_eagle_three(files, target), name, fingerprint)
 
     @property
-    def record(self) -> dict[str, object]:
-        return {"form": EagleForm.form, **speculators_config(self.config)}
+    def stored_config(self) -> dict[str, object]:
+        return speculators_config(self.config)
 
     @property
     def description(self) -> str:
@@ -87,48 +90,18 @@ class EagleRecipe(WholeTextRecipe):
             f"of {config.vocab_size:,} tokens"
         )
 
-    @property
-    def context_layers(self) -> tuple[int, ...]:
-        return self.config.layers
-
     def network(self) -> EagleThreeNetwork:
         return EagleThreeNetwork(self.config)
 
     def bind(
-        self, network: EagleNetwork, target: Target, tokens: mx.array | None = None
+        self, network: EagleNetwork, target: Target, vocabulary: DraftVocabulary | None = None
     ) -> EagleDrafter:
-        V, size = self.config.vocab_size, self.config.output_size
-        if tokens is None and size < V:
-            tokens = mx.arange(size)
-        return EagleDrafter(EAGLE3.name, network, target, DraftVocabulary(size, V, tokens))
+        return EagleDrafter(EAGLE3.name, network, target, vocabulary or self.vocabulary())
 
-    def fresh(
-        self, target: Target, counts: np.ndarray, texts: Sequence[Text], seed: int
-    ) -> EagleDrafter:
-        """Return an untrained drafter.
-
-        Its context starts as the last of the layers that it reads, each coordinate scaled to unit
-        size: a target's hidden states have a few coordinates far larger than the rest, which would
-        drown the others. Its output layer starts as the target's.
-        """
-        config, network = self.config, self.network()
-        D, size = config.hidden_size, config.output_size
-        tokens = mx.array(choose_vocabulary(counts, size)) if size < config.vocab_size else None
-        draw_matrices(network, seed, lambda shape: shape[1] ** -0.5)
-        network.fc.weight = last_part(config.context_size, D)
-        inputs = np.concatenate([text.whole_states for text in texts])[:, : config.context_size]
-        parts = np.split(inputs, len(config.layers), axis=1)
+    def begin(self, network: EagleThreeNetwork, inputs: np.ndarray) -> None:
+        parts = np.split(inputs, len(self.config.layers), axis=1)
         for norm, part in zip(network.fc_norm, parts, strict=True):
             norm.weight = 1 / mx.maximum(context_rms(part, normed=True), 1e-4)
-        network.lm_head.weight = output_matrix(target, tokens)
-        network.norm.weight = mx.full((D,), SPREAD / logit_rms(target, tokens))
-        return self.bind(network, target, tokens)
-
-    def compared(self, files: DrafterFiles) -> tuple[Mapping[str, object], Mapping[str, object]]:
-        return flat(files.config), flat(speculators_config(self.config))
-
-    def student(self, drafter: EagleDrafter, target: Target, options: TrainOptions) -> EagleStudent:
-        return EagleStudent(self, drafter, target, options)
 
     def by_adamw(self, name: str) -> bool:
         return name == "lm_head.weight"
@@ -136,18 +109,6 @@ class EagleRecipe(WholeTextRecipe):
     def save(self, student: Student, folder: Path) -> None:
         length, network = student.options.draft_length, student.network
         save_eagle(network, student.vocabulary, folder, length, self.target_keys)
-
-
-class EagleStudent(UnrolledStudent):
-    """An EAGLE network in training."""
-
-    @property
-    def drafter(self) -> EagleDrafter:
-        return EagleDrafter(EAGLE3.name, self.network, self._target, self.vocabulary)
-
-    def head(self, hidden: mx.array) -> mx.array:
-        logits: mx.array = self.network.lm_head(hidden)
-        return logits
 
 
 def layer_sizes(target: Target, inner_dim: int | None) -> dict[str, Any]:
@@ -172,9 +133,3 @@ def layer_sizes(target: Target, inner_dim: int | None) -> dict[str, Any]:
         "rope_scaling": None,
         "max_positions": longest or _POSITIONS,
     }
-
-
-def flat(config: Mapping[str, object]) -> dict[str, object]:
-    """Return the keys of a drafter's config.json, with those of its decoder layer at the top."""
-    layer = config.get(LAYER_CONFIG)
-    return {**config, LAYER_CONFIG: None, **(layer if isinstance(layer, dict) else {})}

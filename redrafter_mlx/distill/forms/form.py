@@ -1,8 +1,8 @@
 """The one interface that every trainable form of drafter implements.
 
 A form has a record of its options in `drafter_forms.py`, and a `Recipe` in a file here. One that
-has a memory has a `Student` too; see positions.py for the others. `registry.py` maps the record to
-the recipe. No other part of training asks which form it is.
+is unlike those of `students.py` has a `Student` too. `registry.py` maps the record to the recipe.
+No other part of training asks which form it is.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from redrafter_mlx.distill.corpus.examples import Batch, Examples
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import Text
+from redrafter_mlx.distill.drafter_forms import DrafterForm
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_quality
 from redrafter_mlx.distill.forms.eagle_sequences import Sequences
 from redrafter_mlx.distill.forms.loss import distillation_loss
@@ -114,17 +115,28 @@ class Student(ABC):
 class Recipe(ABC):
     """How drafters of one form and one configuration are made for one target.
 
+    options:       the record of its options
     title, method: the model card's name of the drafter, and of the method with its paper
     published:     the form of the files
     target, fingerprint: name and fingerprint of the target
     """
 
+    options: ClassVar[type[DrafterForm]]
+    student_class: ClassVar[type[Student]]
     title: ClassVar[str]
     method: ClassVar[str]
     published: ClassVar[Form]
     config: Any
     target: str | None
     fingerprint: str | None
+
+    @classmethod
+    @abstractmethod
+    def of(cls, form: Any, target: Target, name: str, fingerprint: str, draft_length: int) -> Self:
+        """Return the recipe for drafters with these options, for a target of this name.
+
+        Raises BadInputError for options that this target's drafter cannot have.
+        """
 
     @classmethod
     @abstractmethod
@@ -251,9 +263,9 @@ class Recipe(ABC):
     def compared(self, files: DrafterFiles) -> tuple[Mapping[str, object], Mapping[str, object]]:
         """Return the keys of a drafter's files, and those that training from it asks for."""
 
-    @abstractmethod
-    def student(self, drafter: Any, target: Target, options: TrainOptions) -> Student:
+    def student(self, drafter: LevelDrafter, target: Target, options: TrainOptions) -> Student:
         """Return a drafter of this recipe as a student."""
+        return self.student_class(self, drafter, target, options)
 
     @abstractmethod
     def by_adamw(self, name: str) -> bool:

@@ -18,7 +18,7 @@ from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.drafter_forms import MedusaForm
 from redrafter_mlx.distill.forms.form import Student
 from redrafter_mlx.distill.forms.fresh_weights import output_matrix
-from redrafter_mlx.distill.forms.positions import PositionRecipe
+from redrafter_mlx.distill.forms.students import PositionRecipe
 from redrafter_mlx.drafting.files.drafter_files import DrafterFiles
 from redrafter_mlx.drafting.published.heads.medusa import (
     MEDUSA,
@@ -36,6 +36,7 @@ class MedusaRecipe(PositionRecipe):
     """The recipe for Medusa heads, one for each draft."""
 
     config: MedusaConfig
+    options = MedusaForm
     title = "A set of Medusa heads"
     method = "Medusa ([arXiv 2401.10774](https://arxiv.org/abs/2401.10774))"
     published = MEDUSA
@@ -43,7 +44,7 @@ class MedusaRecipe(PositionRecipe):
     @classmethod
     def of(
         cls, form: MedusaForm, target: Target, name: str, fingerprint: str, draft_length: int
-    ) -> MedusaRecipe:
+    ) -> Self:
         V, size = target.vocab_size, form.draft_vocab
         config = MedusaConfig(
             hidden_size=target.hidden_size,

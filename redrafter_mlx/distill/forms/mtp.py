@@ -17,10 +17,9 @@ from mlx.utils import tree_unflatten
 
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.drafter_forms import MtpForm
-from redrafter_mlx.distill.forms.form import Student
+from redrafter_mlx.distill.forms.form import DRAFTS, Student
 from redrafter_mlx.distill.forms.fresh_weights import SPREAD, context_rms, draw_matrices, logit_rms
-from redrafter_mlx.distill.forms.whole_texts import UnrolledStudent, WholeTextRecipe
-from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.distill.forms.students import UnrolledStudent, WholeTextRecipe
 from redrafter_mlx.drafting.files.drafter_files import (
     DrafterFiles,
     Form,
@@ -28,7 +27,6 @@ from redrafter_mlx.drafting.files.drafter_files import (
     parameters_of,
     write_drafter,
 )
-from redrafter_mlx.drafting.files.forms import find_form
 from redrafter_mlx.drafting.files.recognition import holds_mtp
 from redrafter_mlx.drafting.files.tensor_names import of_mtp_head
 from redrafter_mlx.drafting.published.heads.mtp import MTP, MtpConfig, MtpDrafter, MtpNetwork
@@ -38,25 +36,43 @@ _CHOICES = "e_score_correction_bias"
 """A bias that decides between experts, through which no gradient flows."""
 
 
+class MtpStudent(UnrolledStudent):
+    """An MTP head in training."""
+
+    @property
+    def drafter(self) -> MtpDrafter:
+        return MtpDrafter(self.network, self._target)
+
+    def head(self, hidden: mx.array) -> mx.array:
+        """Map outputs to logits in float32: float16 holds no gradient of a scaled loss."""
+        logits: mx.array = self._logits(hidden[None])[0]
+        return logits
+
+
 @dataclass(frozen=True)
 class MtpRecipe(WholeTextRecipe):
     """The recipe for MTP heads, whose layer is of the kind of the target's `made_for`."""
 
     config: MtpConfig
     made_for: Target
+    options = MtpForm
+    student_class = MtpStudent
     title = "A multi-token-prediction head"
     method = "MTP ([arXiv 2412.19437](https://arxiv.org/abs/2412.19437)), trained for several steps"
     published = MTP
 
     @classmethod
-    def of(cls, target: Target, name: str, fingerprint: str) -> MtpRecipe:
+    def of(
+        cls, form: MtpForm, target: Target, name: str, fingerprint: str, draft_length: int
+    ) -> Self:
+        del form, draft_length
         config = MtpConfig.of(target, centred=True, normed_again=True)
         return cls(config, name, fingerprint, target)
 
     @classmethod
     def of_files(cls, files: DrafterFiles, target: Target, name: str, fingerprint: str) -> Self:
         del files
-        return cls(MtpConfig.of(target, centred=True, normed_again=True), name, fingerprint, target)
+        return cls.of(MtpForm(), target, name, fingerprint, DRAFTS)
 
     @property
     def record(self) -> dict[str, object]:
@@ -94,7 +110,7 @@ class MtpRecipe(WholeTextRecipe):
         """Return an untrained head.
 
         It starts with the sum of the token's embedding, mixed at random, and the hidden state, each
-        coordinate of which is scaled to unit size; see `EagleRecipe.fresh`.
+        coordinate of which is scaled to unit size; see `LayerRecipe.begin`.
         """
         del counts
         network, D = self.network(), target.hidden_size
@@ -127,9 +143,6 @@ class MtpRecipe(WholeTextRecipe):
         del files  # sizes are checked on loading
         return {}, {}
 
-    def student(self, drafter: MtpDrafter, target: Target, options: TrainOptions) -> MtpStudent:
-        return MtpStudent(self, drafter, target, options)
-
     def by_adamw(self, name: str) -> bool:
         del name
         return False
@@ -150,18 +163,4 @@ class MtpRecipe(WholeTextRecipe):
     def open(self, folder: Path) -> tuple[DrafterFiles, Form]:
         if holds_mtp(folder):
             return open_files(folder, of=of_mtp_head), MTP
-        files = open_files(folder)
-        return files, find_form(files)
-
-
-class MtpStudent(UnrolledStudent):
-    """An MTP head in training."""
-
-    @property
-    def drafter(self) -> MtpDrafter:
-        return MtpDrafter(self.network, self._target)
-
-    def head(self, hidden: mx.array) -> mx.array:
-        """Map outputs to logits in float32: float16 holds no gradient of a scaled loss."""
-        logits: mx.array = self._logits(hidden[None])[0]
-        return logits
+        return super().open(folder)

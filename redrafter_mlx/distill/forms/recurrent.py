@@ -21,7 +21,7 @@ from redrafter_mlx.distill.forms.fresh_weights import (
     logit_rms,
     scale_recurrent,
 )
-from redrafter_mlx.distill.forms.positions import PositionRecipe
+from redrafter_mlx.distill.forms.students import PositionRecipe
 from redrafter_mlx.drafting.files.drafter_files import DrafterFiles, open_files
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
 from redrafter_mlx.drafting.recurrent import (
@@ -43,6 +43,7 @@ class RecurrentRecipe(PositionRecipe):
     """The recipe for recurrent drafters, whose configuration names their target."""
 
     config: DrafterConfig
+    options = RecurrentForm
     title = "A small recurrent head"
     method = "ReDrafter ([arXiv 2403.09919](https://arxiv.org/abs/2403.09919))"
     published = RECURRENT
@@ -53,7 +54,7 @@ class RecurrentRecipe(PositionRecipe):
     @classmethod
     def of(
         cls, form: RecurrentForm, target: Target, name: str, fingerprint: str, draft_length: int
-    ) -> RecurrentRecipe:
+    ) -> Self:
         D, V, size = target.hidden_size, target.vocab_size, form.draft_vocab
         return cls(
             DrafterConfig(

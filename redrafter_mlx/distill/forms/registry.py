@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from redrafter_mlx.distill.drafter_forms import (
-    DrafterForm,
-    DSparkForm,
-    EagleForm,
-    MedusaForm,
-    MtpForm,
-    RecurrentForm,
-    SpeculatorForm,
-)
+from redrafter_mlx.distill.drafter_forms import DrafterForm, MtpForm
 from redrafter_mlx.distill.forms.dspark import DSparkRecipe
 from redrafter_mlx.distill.forms.eagle import EagleRecipe
-from redrafter_mlx.distill.forms.form import Recipe
+from redrafter_mlx.distill.forms.form import DRAFTS, Recipe
 from redrafter_mlx.distill.forms.medusa import MedusaRecipe
 from redrafter_mlx.distill.forms.mtp import MtpRecipe
 from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe
@@ -39,23 +31,9 @@ _RECIPES: tuple[type[Recipe], ...] = (
 def recipe_for(
     form: DrafterForm, target: Target, name: str, fingerprint: str, draft_length: int
 ) -> Recipe:
-    """Return the recipe for a drafter of this form for a target of this name and fingerprint.
-
-    Raises BadInputError for a form that this target's drafter cannot have.
-    """
-    match form:
-        case RecurrentForm():
-            return RecurrentRecipe.of(form, target, name, fingerprint, draft_length)
-        case MedusaForm():
-            return MedusaRecipe.of(form, target, name, fingerprint, draft_length)
-        case SpeculatorForm():
-            return SpeculatorRecipe.of(form, target, name, fingerprint, draft_length)
-        case EagleForm():
-            return EagleRecipe.of(form, target, name, fingerprint)
-        case MtpForm():
-            return MtpRecipe.of(target, name, fingerprint)
-        case DSparkForm():
-            return DSparkRecipe.of(form, target, name, fingerprint, draft_length)
+    """Return the recipe for a drafter of this form; see `Recipe.of`."""
+    kind = next(kind for kind in _RECIPES if kind.options is type(form))
+    return kind.of(form, target, name, fingerprint, draft_length)
 
 
 def recipe_of_folder(folder: Path, target: Target, name: str, fingerprint: str) -> Recipe:
@@ -65,7 +43,7 @@ def recipe_of_folder(folder: Path, target: Target, name: str, fingerprint: str) 
     `Recipe.of_files`.
     """
     if holds_mtp(folder):
-        return MtpRecipe.of(target, name, fingerprint)
+        return MtpRecipe.of(MtpForm(), target, name, fingerprint, DRAFTS)
     files = open_files(folder)
     form = find_form(files)
     for kind in _RECIPES:

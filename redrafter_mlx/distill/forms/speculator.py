@@ -18,7 +18,7 @@ from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.drafter_forms import SpeculatorForm
 from redrafter_mlx.distill.forms.form import Student
 from redrafter_mlx.distill.forms.fresh_weights import draw_matrices
-from redrafter_mlx.distill.forms.positions import PositionRecipe
+from redrafter_mlx.distill.forms.students import PositionRecipe
 from redrafter_mlx.drafting.files.drafter_files import DrafterFiles
 from redrafter_mlx.drafting.published.heads.mlp_speculator import (
     MLP_SPECULATOR,
@@ -35,6 +35,7 @@ class SpeculatorRecipe(PositionRecipe):
     """The recipe for MLP speculators, with one head for each draft."""
 
     config: SpeculatorConfig
+    options = SpeculatorForm
     title = "An MLP speculator"
     method = "the MLP speculator's ([arXiv 2404.19124](https://arxiv.org/abs/2404.19124))"
     published = MLP_SPECULATOR
@@ -42,7 +43,7 @@ class SpeculatorRecipe(PositionRecipe):
     @classmethod
     def of(
         cls, form: SpeculatorForm, target: Target, name: str, fingerprint: str, draft_length: int
-    ) -> SpeculatorRecipe:
+    ) -> Self:
         config = SpeculatorConfig(
             hidden_size=target.hidden_size,
             inner_size=form.inner_dim or target.hidden_size,

@@ -13,8 +13,8 @@ from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.shards import Shard, Text, save_shard
 from redrafter_mlx.distill.corpus.writing.generation import write_answers
 from redrafter_mlx.distill.forms.fresh_weights import scale_recurrent
-from redrafter_mlx.distill.forms.positions import PositionStudent
 from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe
+from redrafter_mlx.distill.forms.students import PositionStudent
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.training.loop import Step
 from redrafter_mlx.distill.training.trainer import Trainer
