@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from redrafter_mlx.bench.measure.questions import Question, read_questions
-from redrafter_mlx.distill.corpus.prompts.speed_bench import PREPARE
+from redrafter_mlx.distill.corpus.prompts.conversations import PREPARE
 from redrafter_mlx.errors import BadInputError, DownloadError
 from redrafter_mlx.runtime.files.atomic_write import atomic_write
 from redrafter_mlx.runtime.files.paths import cache_dir

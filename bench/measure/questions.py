@@ -8,8 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from redrafter_mlx.distill.corpus.prompts.conversations import conversation_of, read_rows
-from redrafter_mlx.distill.corpus.prompts.speed_bench import check_prepared
+from redrafter_mlx.distill.corpus.prompts.conversations import (
+    check_prepared,
+    conversation_of,
+    read_rows,
+)
 from redrafter_mlx.errors import BadInputError
 
 WHOLE = "all"

@@ -72,7 +72,7 @@ def describe_result(run: LearningRun, model: str) -> list[str]:
 
 def plot(folder: LearningFolder) -> Path:
     """Draw tokens/step over the number of kept answers; raises as `draw_history`."""
-    from redrafter_mlx.distill.learn.plot import draw_history
+    from redrafter_mlx.distill.report.plots import draw_history
 
     path = folder.path / "learning.png"
     draw_history(history(folder), folder.model, path)

@@ -160,8 +160,7 @@ def command(
     are written to train.toml beside the drafter; --config repeats or changes a run.
     """
     from redrafter_mlx.cli.train.screen import run_training
-    from redrafter_mlx.distill.options_file import make_job, read_options
-    from redrafter_mlx.distill.recipes import flat, with_recipe
+    from redrafter_mlx.distill.options_file import flat, make_job, read_options, with_recipe
     from redrafter_mlx.drafting.files.installed import drafter_folder
     from redrafter_mlx.weights.registry import DEFAULT_MODEL
 

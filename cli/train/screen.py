@@ -44,7 +44,7 @@ from redrafter_mlx.distill.hours import Deadline
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.plan import RunPlan, plan
 from redrafter_mlx.distill.run import WrittenRun
-from redrafter_mlx.distill.training.loop import Step
+from redrafter_mlx.distill.training.learner import Step
 from redrafter_mlx.distill.training.trainer import Event
 from redrafter_mlx.distributed.group import join_ranks
 from redrafter_mlx.runtime.files.atomic_write import locked

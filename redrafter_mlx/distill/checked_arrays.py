@@ -35,14 +35,10 @@ def save_arrays(path: Path, arrays: Mapping[str, mx.array], metadata: Mapping[st
 def load_arrays(
     path: Path, wanted: str, names: Collection[str] | None = None
 ) -> tuple[dict[str, mx.array], dict[str, str]]:
-    """Return a file's arrays and its metadata.
+    """Return a file's arrays, of those in `names` if given, and its metadata.
 
-    Args:
-      wanted: the file's format
-      names: the arrays to read, of those that there are; None reads all
-    Raises:
-      ValueError: the format is another one, or a checksum differs
-      RuntimeError: it is no safetensors file
+    Raises ValueError for another format than `wanted` or a checksum that differs, RuntimeError for
+    a file that is no safetensors file.
     """
     loaded = mx.load(str(path), return_metadata=True)
     found, metadata = cast("tuple[dict[str, mx.array], dict[str, str]]", loaded)

@@ -27,6 +27,13 @@ class _Form:
             size = getattr(self, name, None)
             if size not in (None, "all"):
                 check_int(name, size, 1, MAX_SIZE)
+        layers: tuple[int, ...] | Literal["auto"] = getattr(self, "context_layers", "auto")
+        if not self.whole_texts or layers == "auto":
+            return
+        if not layers or list(layers) != sorted({*layers}) or layers[0] < 0:
+            raise BadInputError(
+                f"context_layers is {[*layers]}; this form reads some, in rising order"
+            )
 
 
 @dataclass(frozen=True)
@@ -112,17 +119,10 @@ class EagleForm(_Form):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        layers = self.context_layers
-        if layers == "auto":
-            return
-        if not layers or list(layers) != sorted({*layers}) or layers[0] < 0:
+        if self.context_layers[:1] == (1,):
             raise BadInputError(
-                f"context_layers is {[*layers]}; an EAGLE drafter reads some, in rising order"
-            )
-        if layers[0] == 1:
-            raise BadInputError(
-                f"context_layers is {[*layers]}; other programs take a list that begins with 1 for "
-                f"layers whose outputs are read, so begin with another layer"
+                f"context_layers is {[*self.context_layers]}; other programs take a list that "
+                f"begins with 1 for layers whose outputs are read, so begin with another layer"
             )
 
 
@@ -155,11 +155,6 @@ class DSparkForm(_Form):
         super().__post_init__()
         check_int("layers", self.layers, 1, _MAX_LAYERS)
         check_int("rank", self.rank, 1, MAX_SIZE)
-        layers = self.context_layers
-        if layers != "auto" and (not layers or list(layers) != sorted({*layers}) or layers[0] < 0):
-            raise BadInputError(
-                f"context_layers is {[*layers]}; a DSpark drafter reads some, in rising order"
-            )
 
 
 DrafterForm: TypeAlias = (

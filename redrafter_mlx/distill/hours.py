@@ -61,7 +61,6 @@ class _Record:
     trained_from: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raise BadInputError for a value of another type, or out of range."""
         check_number("hours", self.hours, low=0.0, low_excluded=True)
         for name in ("spent", "trained_from"):
             check_number(name, getattr(self, name), low=0.0)
@@ -114,10 +113,7 @@ class Deadline:
         return self.seconds - min(_TIMING * self.seconds, _MAX_TIMING)
 
     def of(self, job: TrainingJob, *, fixed: bool = False) -> TrainingJob:
-        """Return the job with sizes that time decides; `fixed` keeps its number of texts a block.
-
-        Given answers always do.
-        """
+        """Return the job with sizes that time decides; `fixed` keeps its texts a block."""
         hours, rows = self._record.hours, job.writing.batch
         if not fixed and job.data is None:
             min_rows = max(_MIN_ROWS, len(job.writing.openings))
@@ -131,14 +127,10 @@ class Deadline:
         )
 
     def writing_is_over(self) -> bool:
-        """Whether the time for the corpus is over."""
         return self.spent > _WRITING * self.seconds
 
     def begin_training(self, answer_tokens: int) -> None:
-        """Keep the size of the corpus, once it is written.
-
-        Raises BadInputError, naming hours that are enough, if little time is left to train.
-        """
+        """Keep the size of the corpus; BadInputError, naming hours, if little time is left."""
         if self._record.answer_tokens is not None:
             return
         spent = self.spent
@@ -159,7 +151,6 @@ class Deadline:
         return min(1.0, (self.spent - began) / max(self.training_ends - began, 1e-9))
 
     def is_over(self) -> bool:
-        """Whether all the time has passed."""
         return self.left == 0.0
 
     def save_now_and_then(self) -> None:
@@ -168,7 +159,6 @@ class Deadline:
             self.save()
 
     def save(self) -> None:
-        """Write the time spent."""
         self._saved = self._clock()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(self._path) as partial:

@@ -61,7 +61,6 @@ class TrainingJob:
     training: TrainOptions = field(default_factory=TrainOptions)
 
     def __post_init__(self) -> None:
-        """Raise BadInputError naming a value out of range, or two that exclude each other."""
         check_choice("dtype", self.dtype, DType)
         check_choice("labels", self.labels, Labels)
         min_tokens = 2 * self.training.batch

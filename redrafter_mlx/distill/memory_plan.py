@@ -67,14 +67,10 @@ def plan_memory(
     model_bytes: int,
     corpus_bytes: int | None = None,
 ) -> MemoryPlan:
-    """Plan a run that fits into `job.memory`.
+    """Plan a run that fits into `job.memory`, and holds no more than a corpus of `corpus_bytes`.
 
     Unless the job sets their number, one process writes on a GPU, and on a CPU one for each core,
-    at most 8, or fewer if memory is short.
-
-    Args:
-      corpus_bytes: size of the corpus, if known; training never holds more than the whole corpus
-    Raises BadInputError, naming the least memory that would do, if memory is too short.
+    at most 8, or fewer if memory is short. Raises BadInputError, naming the least that would do.
     """
     machine = this_machine()
     memory = job.memory or default_memory(machine)
@@ -115,10 +111,7 @@ def plan_memory(
 
 
 def states_held(began: object, plan: MemoryPlan) -> int:
-    """Return the bytes of hidden states that a resumed run holds at once: those it began with.
-
-    Its order of batches rests on them. `began` is from its record, which may hold anything.
-    """
+    """Return the bytes of states held by a resumed run, which its order of batches rests on."""
     return began if isinstance(began, int) else plan.states
 
 
@@ -133,12 +126,7 @@ def check_states(states: int, plan: MemoryPlan, output: Path) -> None:
 
 
 def check_memory(memory: int | None, machine: Machine) -> None:
-    """Raise BadInputError for more memory than a GPU's working set, beyond which a Mac swaps.
-
-    On a CPU, the limit is the machine's memory.
-
-    memory: the user's limit; None, the default, is always within the working set
-    """
+    """Raise BadInputError for a limit above a GPU's working set, or above a CPU's memory."""
     max_memory = machine.memory if machine.on_cpu else machine.working_set
     if memory is not None and memory > max_memory:
         raise BadInputError(

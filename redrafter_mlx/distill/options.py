@@ -52,7 +52,6 @@ class WritingOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raise BadInputError naming a value out of range."""
         for name in ("own_share", "starter_share"):
             check_number(name, getattr(self, name), low=0, high=1)
         for name in ("temperature", "starter_temperature", "opening_temperature"):
@@ -134,14 +133,13 @@ class TrainOptions:
 
     @property
     def batches(self) -> int:
-        """Number of batches in an optimiser step."""
         return self.accumulate or 1
 
     def for_size(self, hidden_size: int) -> TrainOptions:
         """Return the options for a target of this size, with `accumulate` filled in.
 
-        Muon's own products grow with the cube of the hidden size, those of a batch with its square.
-        At 4,096 they would be six sevenths of a step of one batch.
+        Muon's own products grow with the cube of the hidden size, those of a batch with its square:
+        at 4,096 they would be six sevenths of a step of one batch.
         """
         if self.accumulate is not None:
             return self

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.folder import CorpusJob
 from redrafter_mlx.distill.corpus.prompts.given_texts import Given, corpus_key, read_given
 from redrafter_mlx.distill.corpus.reader import Reader
+from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY
 from redrafter_mlx.distill.corpus.stored import corpora_folder
 from redrafter_mlx.distill.corpus.writing.writer import Writer
 from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.forms.registry import recipe_for
+from redrafter_mlx.distill.hours import HOURS
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.memory_plan import (
     MemoryPlan,
@@ -21,17 +24,26 @@ from redrafter_mlx.distill.memory_plan import (
     plan_memory,
     states_held,
 )
-from redrafter_mlx.distill.preflight import check_output, min_blocks, remove_leftovers
+from redrafter_mlx.distill.options_file import OPTIONS
+from redrafter_mlx.distill.report.card import CARD
+from redrafter_mlx.distill.report.metrics import METRICS
+from redrafter_mlx.distill.report.plots import ACCURACY, LOSS
 from redrafter_mlx.distill.sizes import Sizes, default_corpus_bytes, sizes
-from redrafter_mlx.distill.training.checkpoint import check_same_run, read_checkpoint
+from redrafter_mlx.distill.training.checkpoint import CHECKPOINT, check_same_run, read_checkpoint
 from redrafter_mlx.distributed.facts import facts_of
 from redrafter_mlx.distributed.group import Ranks
+from redrafter_mlx.drafting.files.recognition import CONFIG
+from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading.target import LoadedTarget, load_target
+from redrafter_mlx.runtime.files.atomic_write import remove_abandoned
+from redrafter_mlx.runtime.files.paths import check_writable, existing_part
+from redrafter_mlx.runtime.words import count
 from redrafter_mlx.target_model.fingerprint import nbytes_of
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.tree_check import check_trees
 from redrafter_mlx.weights import Progress
 from redrafter_mlx.weights.files.folder import contents_of
+from redrafter_mlx.weights.files.names import WEIGHTS
 from redrafter_mlx.weights.fit.machine import this_machine
 
 _WITHOUT_TEMPLATE = (
@@ -102,8 +114,6 @@ class RunPlan:
         return list(dict.fromkeys(cut))
 
     def sizes(self) -> Sizes:
-        """Size up the whole run by arithmetic: nothing is computed with the target."""
-
         def memory(corpus_bytes: int) -> MemoryPlan:
             size = nbytes_of(self.loaded.model)
             return plan_memory(self.job, self.recipe, self.target, size, corpus_bytes)
@@ -121,12 +131,11 @@ def plan(
 ) -> RunPlan:
     """Load a job's target, find its corpus, and plan the memory.
 
-    Args:
-      loaded: the job's target, if it is in memory already
-      ranks:  ranks that write the corpus together; None writes it on this one
-      dry:    leaves the target's weights on the disk: `sizes` is known, and nothing can be run
-    Raises RedrafterError, in one line, for prompts or a target that cannot be used, and for an
-    output folder that holds another run.
+    loaded: the job's target, if it is in memory already
+    ranks:  ranks that write the corpus together; None writes it on this one
+    dry:    leaves the target's weights on the disk: `sizes` is known, and nothing can be run
+    Raises RedrafterError, in one line, for prompts, a target or an output folder that cannot be
+    used.
     """
     check_output(job.output)
     check_memory(job.memory, this_machine())
@@ -182,3 +191,49 @@ def plan(
         facts = {"corpus": folder.name, "set of files": ", ".join(files)}
         ranks.agree({**facts_of(source, None), **facts})
     return run
+
+
+def check_output(folder: Path) -> None:
+    """Raise BadInputError if a run cannot write into a folder, or would overwrite others' files."""
+    if folder.is_symlink() and not folder.exists():
+        raise BadInputError(
+            f"--output is {folder}, a link to {folder.readlink()}, which is not there"
+        )
+    there = existing_part(folder.absolute())
+    if not there.is_dir():
+        raise BadInputError(f"--output is {folder}, and {there} is a file; give a folder")
+    check_writable(folder, "--output")
+    if not any((folder / name).exists() for name in (CHECKPOINT, METRICS)):
+        for name in (CONFIG, WEIGHTS, CARD, OPTIONS):
+            if (folder / name).exists():
+                raise BadInputError(
+                    f"--output is {folder}, which holds a {name} that no training run wrote; "
+                    f"give another folder"
+                )
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the half-written files of killed runs in a drafter's folder, but checkpoints."""
+    for name in (CONFIG, WEIGHTS, CARD, OPTIONS, HOURS, LOSS, ACCURACY):
+        remove_abandoned(folder.glob(f".*.{name}"))
+
+
+def min_blocks(source: Writer | Reader, files: Sequence[Path]) -> int:
+    """Return the number of blocks needed to hold some out and to train on others.
+
+    Raises BadInputError, naming the `files` given, if no number of blocks is enough.
+    """
+    tried = 2 * HELD_OUT_EVERY if source.blocks is None else source.blocks
+    held_out = [source.held_out(block) for block in range(tried)]
+    if True in held_out and False in held_out:
+        return max(held_out.index(True), held_out.index(False)) + 1
+    if isinstance(source, Reader):
+        held = count(len(source.conversations), "conversation")
+        remedy = f"give more than {source.batch}"
+    else:
+        held = count(len(source.prompts), "prompt")
+        remedy = "give more" + ("" if source.raw else ", or let the target write some (own_share)")
+    raise BadInputError(
+        f"{', '.join(map(str, files))} holds {held}, too few to hold some out and to train on "
+        f"others; {remedy}"
+    )

@@ -5,15 +5,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import version
+from pathlib import Path
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus.examples import Examples, count_tokens
+from redrafter_mlx.distill.corpus.examples import (
+    Examples,
+    count_tokens,
+    held_out_blocks,
+    hold_out,
+    sample_texts,
+)
 from redrafter_mlx.distill.corpus.filters import EXCLUDED
-from redrafter_mlx.distill.corpus.folder import MORE_EMPTY, CorpusGauge, CorpusGoal, CorpusSize
+from redrafter_mlx.distill.corpus.folder import (
+    MORE_EMPTY,
+    CorpusGauge,
+    CorpusGoal,
+    CorpusJob,
+    CorpusSize,
+)
+from redrafter_mlx.distill.corpus.reader import Reader
+from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.corpus.writing.workers import write_corpus
-from redrafter_mlx.distill.corpus.written import WrittenCorpus
+from redrafter_mlx.distill.corpus.writing.writer import Writer
 from redrafter_mlx.distill.evaluation.speed import MeasuredRow, measure_speed
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options_file import OPTIONS, to_toml
@@ -40,6 +55,47 @@ _TRIED = 30
 
 
 @dataclass(frozen=True)
+class WrittenCorpus:
+    """The first `blocks` of a corpus, made by `source`."""
+
+    job: CorpusJob
+    source: Writer | Reader
+    blocks: int
+
+    @property
+    def shards(self) -> list[Path]:
+        return [self.job.path(block) for block in range(self.blocks)]
+
+    @cached_property
+    def parts(self) -> tuple[list[Path], list[Text]]:
+        """The shards of texts to train on, and held-out texts; errors as of `hold_out`."""
+        return hold_out(self.shards, self.source.held_out, self.job.extras)
+
+    @property
+    def only_read(self) -> list[Path]:
+        """The shards of texts that were only read, to train on as well."""
+        # A block that is held out for want of others was read with its own prompts.
+        apart = held_out_blocks(self.shards, self.source.held_out)
+        return [
+            read
+            for block, shard in enumerate(self.shards)
+            if block not in apart or self.source.held_out(block)
+            for read in self.job.extras.read_shards(shard)
+        ]
+
+    def sample(self) -> list[Text]:
+        """Return some texts that are trained on, a quarter as many tokens as are held out."""
+        trained_on, held_out = self.parts
+        few = max(1, sum(len(text.answer) for text in held_out) // 4)
+        return sample_texts(trained_on, few, self.job.extras)
+
+    def prompts(self, count: int) -> list[list[int]]:
+        """Return up to `count` held-out prompts, of all lengths."""
+        prompts = sorted((text.prompt for text in self.parts[1]), key=len)
+        return prompts[:: max(1, len(prompts) // max(1, count))][:count]
+
+
+@dataclass(frozen=True)
 class WrittenRun:
     """A planned run whose corpus is written, and what the corpus holds."""
 
@@ -60,9 +116,8 @@ def write(
 ) -> WrittenRun:
     """Stage one: write what is missing of the corpus, or less if `stop()`.
 
-    Several ranks write it together. Then rank 0 continues alone, and the others end here.
-
-    by_time: makes the written corpus the one that was asked for
+    Several ranks write it together. Then rank 0 continues alone, and the others end here. `by_time`
+    makes the written corpus the one that was asked for.
     """
     job, corpus = plan.job, plan.corpus
     # Blocks of the target's own prompts are all alike; given ones may be odd.
@@ -147,10 +202,7 @@ def measure(
     done: Callable[[int], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[MeasuredRow]:
-    """Stage three: time the best drafter and plain decoding, on this machine.
-
-    After `stop()`, no more prompts are answered, but one always is.
-    """
+    """Stage three: time the best drafter and plain decoding, until `stop()` or on all prompts."""
     loaded = plan.loaded
     trained = DrafterFolder(plan.job.output, loaded.source)
     redrafter = Redrafter(loaded.model, loaded.tokenizer, trained, source=loaded.source)

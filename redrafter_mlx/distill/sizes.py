@@ -67,19 +67,14 @@ def sizes(
 ) -> Sizes:
     """Size up a run without a call of the target, whose weights need not be in memory.
 
-    target: set up to read the layers that the recipe uses
     plan: returns the memory plan of the run for a corpus of this many bytes
-
     Raises BadInputError, naming the file, if given conversations have no usable answer.
     """
     job, source = corpus.job, corpus.source(target, tokenizer)
-    answers = job.answer_tokens
-    if isinstance(source, Reader):
-        answers = source.count_tokens(answers)
-        if not answers:
-            raise BadInputError(f"{job.data} holds no answer that can be trained on")
-    read = sum(tokens_read(corpus, t, tokenizer, answers) for t in corpus.extras.read if t.texts)
-    stored, saved = stored_bytes(corpus, target, answers, read), training_bytes(job, recipe)
+    answers, read, stored = _demand(corpus, source, target, tokenizer, job.answer_tokens)
+    if not answers:
+        raise BadInputError(f"{job.data} holds no answer that can be trained on")
+    saved = training_bytes(job, recipe)
     beside = saved if same_disk(corpus.folder, job.output) else 0
     room = max(0, free_disk(corpus.folder) - beside)
     max_bytes = min(corpus.max_bytes, bytes_below(corpus.folder) + room)
@@ -95,6 +90,20 @@ def sizes(
         steps=job.training.steps(positions_of(corpus, answers, read) / job.training.batch),
         workers=held.workers,
     )
+
+
+def _demand(
+    corpus: CorpusJob,
+    source: Writer | Reader,
+    target: Target,
+    tokenizer: TokenizerWrapper,
+    answers: int,
+) -> tuple[int, int, int]:
+    """Return a corpus's answer tokens, up to `answers`, tokens that are only read, and bytes."""
+    if isinstance(source, Reader):
+        answers = source.count_tokens(answers)
+    read = sum(tokens_read(corpus, t, tokenizer, answers) for t in corpus.extras.read if t.texts)
+    return answers, read, stored_bytes(corpus, target, answers, read)
 
 
 def tokens_read(
@@ -123,10 +132,7 @@ def stored_bytes(corpus: CorpusJob, target: Target, answers: int, read: int = 0)
 
 
 def training_bytes(job: TrainingJob, recipe: Recipe) -> int:
-    """Return what training will still write: the drafter, and twice its checkpoint.
-
-    A checkpoint stays until the next one is complete.
-    """
+    """Return what training will still write: the drafter, and twice its checkpoint."""
     needed = 2 * checkpoint_bytes(recipe, job.training) + 2 * recipe.parameters
     return max(0, needed - bytes_below(job.output))
 
@@ -156,14 +162,9 @@ def check_disk(
     output, size = corpus.job.output, CorpusGauge(corpus, goal).size()
     missing, saved = 0, training_bytes(corpus.job, recipe)
     if not goal.reached(size):
-        answers = goal.answer_tokens
-        if isinstance(source, Reader):
-            answers = source.count_tokens(answers)
-        given = [texts for texts in corpus.extras.read if texts.texts]
-        read = sum(tokens_read(corpus, texts, tokenizer, answers) for texts in given)
         # Blocks may be there without the files that other forms of drafters read.
-        whole = min(stored_bytes(corpus, target, answers, read), goal.max_bytes)
-        missing = max(0, whole - size.bytes)
+        *_, stored = _demand(corpus, source, target, tokenizer, goal.answer_tokens)
+        missing = max(0, min(stored, goal.max_bytes) - size.bytes)
     if not same_disk(corpus.folder, output):
         check_free_disk(output, saved, "--output")
         saved = 0

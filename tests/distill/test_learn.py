@@ -22,11 +22,9 @@ from redrafter_mlx.distill.corpus.writing import writer
 from redrafter_mlx.distill.drafter_forms import FORMS, DrafterForm, RecurrentForm
 from redrafter_mlx.distill.forms.registry import recipe_for, recipe_of_folder
 from redrafter_mlx.distill.learn import judging
-from redrafter_mlx.distill.learn.general import general_texts
 from redrafter_mlx.distill.learn.judging import Quality
 from redrafter_mlx.distill.learn.run import LearnOptions, drafter_in_use, learn
-from redrafter_mlx.distill.learn.states import read
-from redrafter_mlx.distill.learn.texts import interleaved, split, up_to
+from redrafter_mlx.distill.learn.texts import general_texts, interleaved, read, split, up_to
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.training.learner import Learner
 from redrafter_mlx.drafting.files.forms import DrafterFolder

@@ -12,8 +12,7 @@ from tiny import HIDDEN, random_drafter, random_model
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.drafter_forms import SpeculatorForm
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.distill.options_file import make_job, read_options, to_toml
-from redrafter_mlx.distill.recipes import with_recipe
+from redrafter_mlx.distill.options_file import make_job, read_options, to_toml, with_recipe
 from redrafter_mlx.distill.training.learner import drafter_optimizer
 from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.drafting.recurrent import save_drafter

@@ -50,8 +50,7 @@ class Batch(NamedTuple):
 class Positions:
     """Texts laid end to end; a position is one answer token, after which drafts start.
 
-    Shapes: as in `Batch`, for all M positions, and
-      root_at: [M] int32, the root's index in its text, prompt included
+    Shapes: as in `Batch`, for all M positions; root_at [M] int32, the root's index in its text
     """
 
     states: np.ndarray
@@ -111,10 +110,7 @@ def lay_out(texts: Sequence[Text], length: int) -> Positions:
 
 
 def _states(texts: Sequence[Text]) -> np.ndarray:
-    """Return [M, C]: the inputs of context layers, if the texts have them, and the last state.
-
-    The states are copied text by text, because they take nearly all of the memory.
-    """
+    """Return [M, C], the states of texts; copied text by text, as they take most of the memory."""
     wide = sum(part.shape[1] for part in texts[0].parts)
     whole = np.empty((sum(len(text.states) for text in texts), wide), texts[0].states.dtype)
     at = 0
@@ -161,7 +157,6 @@ class Examples:
 
     @property
     def positions(self) -> int:
-        """Number of positions in a pass."""
         return sum(summarise_shard(path).answer_tokens for path in self.shards)
 
     def lengths(self, epoch: int) -> Iterator[list[tuple[int, int]]]:
@@ -179,7 +174,7 @@ class Examples:
                 yield texts
 
     def _groups(self, number: int) -> list[list[Path]]:
-        """Return the shards in this pass's order, grouped, as many together as memory allows."""
+        """Return the shards in this pass's order, grouped as far as memory allows."""
         order = list(self.shards)
         random.Random(f"{self.options.seed} {number}").shuffle(order)
         groups: list[list[Path]] = [[]]
@@ -219,10 +214,7 @@ def hold_out(
     """Return the shards to train on, and a sample of the texts in the held-out ones.
 
     The target may write a prompt again in another block. A held-out text whose prompt is trained on
-    is not in the sample, unless all are.
-
-    held_out: as of `held_out_blocks`
-    Raises BadInputError if there is nothing to train on or nothing to evaluate on.
+    is not in the sample, unless all are. Raises BadInputError if either would be empty.
     """
     apart = held_out_blocks(shards, held_out)
     kept = [shards[block] for block in sorted(apart)]
@@ -244,7 +236,7 @@ def sample_texts(
 ) -> list[Text]:
     """Draw texts of about `positions` answer tokens from all shards, the same ones each time.
 
-    without: prompts whose texts are not drawn, as of `outline_shard`
+    without: prompts, as of `outline_shard`, whose texts are not drawn
     """
     found = [
         (shard, i, n)

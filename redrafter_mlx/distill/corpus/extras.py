@@ -55,14 +55,12 @@ class Extras:
     whole: bool = False
 
     def files(self, shard: Path) -> list[Path]:
-        """Return the paths of this data for a shard."""
         own = [self._path(kind, shard) for kind in self._kinds]
         return own + [
             file for path in self.read_shards(shard) for file in (path, *self.each.files(path))
         ]
 
     def read_shards(self, shard: Path) -> list[Path]:
-        """Return the shards of the texts that were read with a shard."""
         return [texts.path(shard) for texts in self.read]
 
     def add(
@@ -75,9 +73,7 @@ class Extras:
         *,
         new_prompts: bool = True,
     ) -> None:
-        """Write the data that is missing for a block's shard.
-
-        Data that its texts do not hold already is computed in one more pass over them.
+        """Write the data that is missing for a block's shard, some of it in one more pass.
 
         texts:       texts of the shard; None loads them
         new_prompts: whether its prompts are trained on, if prompts are trained on at all
@@ -129,10 +125,7 @@ class Extras:
 
 
 def save_states(states: Sequence[np.ndarray], path: Path, dtype: mx.Dtype | None = None) -> None:
-    """Write the states of one shard's texts to one file, atomically.
-
-    dtype: type of the numbers in the file; None is the arrays' type
-    """
+    """Write the states of a shard's texts to one file, atomically, in this type or their own."""
     path.parent.mkdir(parents=True, exist_ok=True)
     together = np.concatenate(states) if states else np.zeros((0, 1))
     save_arrays(path, {"states": mx.array(together, dtype)}, {"format": FORMAT})
@@ -152,10 +145,7 @@ class _States:
     whole: bool
 
     def load(self, path: Path, texts: Sequence[Text]) -> list[Text]:
-        """Return the texts with their states in a file.
-
-        Raises DamagedFileError, naming the file, if it is damaged or belongs to other texts.
-        """
+        """Return the texts with their states in a file; DamagedFileError if they do not match."""
         counts = [len(tokens) - first for tokens, first in map(self.read, texts)]
         with naming_damage(path):
             together = to_host(load_arrays(path, FORMAT)[0]["states"])

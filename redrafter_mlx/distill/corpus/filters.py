@@ -89,8 +89,5 @@ def _words(text: str) -> list[str]:
         return re.findall(r"\w+", text)
     spaced = _WITHOUT_SPACES.sub(r" \g<0> ", text)
     # Vowel signs of Indic scripts are marks, which \w does not match.
-    return "".join(c if _in_word(c) else " " for c in spaced).split()
-
-
-def _in_word(character: str) -> bool:
-    return character.isalnum() or character == "_" or unicodedata.category(character)[0] == "M"
+    in_words = (c.isalnum() or c == "_" or unicodedata.category(c)[0] == "M" for c in spaced)
+    return "".join(c if kept else " " for c, kept in zip(spaced, in_words, strict=True)).split()

@@ -16,8 +16,7 @@ from redrafter_mlx.distill.corpus.filters import NOTHING, Exclusions
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.prompts.user_turns import UNFINISHED
 from redrafter_mlx.distill.corpus.reader import Reader
-from redrafter_mlx.distill.corpus.shards import summarise_shard
-from redrafter_mlx.distill.corpus.writing.block_progress import BlockProgress
+from redrafter_mlx.distill.corpus.shards import BlockProgress, summarise_shard
 from redrafter_mlx.distill.corpus.writing.writer import Writer
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.errors import BadInputError
@@ -50,7 +49,6 @@ class CorpusJob:
     max_bytes: int = sys.maxsize
 
     def source(self, target: Target, tokenizer: TokenizerWrapper) -> Writer | Reader:
-        """Return what makes the blocks."""
         job, texts = self.job, self.conversations
         if job.data is None:
             return Writer(target, tokenizer, texts, job.writing, self.exclude, self.room, job.raw)
@@ -61,7 +59,6 @@ class CorpusJob:
         return self.folder / f"block-{block:06d}.safetensors"
 
     def files(self, block: int) -> list[Path]:
-        """Return all files of a block."""
         return [self.path(block), *self.extras.files(self.path(block))]
 
 
@@ -120,7 +117,7 @@ class CorpusGoal:
         return size.blocks > 0 and size.answer_tokens >= self.min_tokens and self.stop()
 
     def check_enough(self, size: CorpusSize, data: Path | None) -> None:
-        """Raise BadInputError for a whole corpus of fewer than `min_tokens`, read from `data`."""
+        """Raise BadInputError for a whole corpus of fewer than `min_tokens`."""
         if size.answer_tokens < self.min_tokens:
             full = size.bytes >= self.max_bytes
             left_out = describe_left_out(size.left_out)
@@ -155,7 +152,6 @@ class CorpusGauge:
         self._summary = cache(summarise_shard)
 
     def enough(self) -> bool:
-        """Whether the corpus is large enough."""
         return self._goal.reached(self.size())
 
     def size(self) -> CorpusSize:

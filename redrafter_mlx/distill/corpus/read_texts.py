@@ -26,7 +26,7 @@ from redrafter_mlx.decoding.cache.prefix_cache import common_prefix
 from redrafter_mlx.distill.corpus.filters import MIN_ANSWER
 from redrafter_mlx.distill.corpus.hidden_states import teacher_forced_states
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
-from redrafter_mlx.distill.corpus.prompts.rendering import text_ids
+from redrafter_mlx.distill.corpus.prompts.rendering import conversation_ids
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target_model.model import Target
@@ -52,7 +52,6 @@ class ReadTexts:
     raw: bool = False
 
     def path(self, shard: Path) -> Path:
-        """Return the path of the texts read with a shard."""
         return shard.parent / self.folder / shard.name
 
     def of_block(
@@ -69,18 +68,15 @@ class ReadTexts:
 
     def mean_length(self, tokenizer: TokenizerWrapper) -> float:
         """Return the mean number of tokens that are read of a text, of a sample."""
-        lengths: list[int] = []
-        for text in self._spread(_SAMPLED):
+        lengths, given = list[int](), self.texts or ()
+        for text in given[:: max(1, len(given) // _SAMPLED)][:_SAMPLED]:
             with suppress(BadInputError):  # the chat template refuses it
                 lengths.append(min(_MAX_TOKENS, len(self._tokens(text, tokenizer))))
         return sum(lengths) / max(1, len(lengths))
 
     def _tokens(self, text: Conversation, tokenizer: TokenizerWrapper) -> list[int]:
-        return text_ids(tokenizer, text, len(text.turns) - 1, raw=self.raw)
-
-    def _spread(self, texts: int) -> tuple[Conversation, ...]:
-        given = self.texts or ()
-        return given[:: max(1, len(given) // texts)][:texts]
+        last = len(text.turns) - 1
+        return conversation_ids(tokenizer, text, last, answered=True, raw=self.raw)
 
     @cached_property
     def folder(self) -> str:

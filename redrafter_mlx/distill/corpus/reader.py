@@ -18,9 +18,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from redrafter_mlx.distill.corpus.filters import MIN_ANSWER, REFUSED
 from redrafter_mlx.distill.corpus.hidden_states import teacher_forced_states
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
-from redrafter_mlx.distill.corpus.prompts.rendering import prompt_ids, split_plain, text_ids
-from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY, Shard, Text
-from redrafter_mlx.distill.corpus.writing.block_progress import BlockProgress
+from redrafter_mlx.distill.corpus.prompts.rendering import conversation_ids, split_plain
+from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY, BlockProgress, Shard, Text
 from redrafter_mlx.distill.options import Labels
 from redrafter_mlx.errors import BadInputError, UnsupportedModelError
 from redrafter_mlx.target_model.model import Target
@@ -66,14 +65,11 @@ class Reader:
         return block % HELD_OUT_EVERY == 0
 
     def has_new_prompts(self, _block: int) -> bool:
-        """Return True, since each conversation is read once."""
+        """Return True: each conversation is read once."""
         return True
 
     def write(self, block: int, progress: BlockProgress | None = None) -> Shard:
-        """Return the texts of one block: each answer, after the turns before it.
-
-        progress: counts while the block is being read
-        """
+        """Return the texts of one block; `progress` counts while it is being read."""
         progress, texts = progress or BlockProgress(), list[Text]()
         some = self.conversations[block * self.batch : (block + 1) * self.batch]
         for prompt, answer in self._usable(some, progress.left_out):
@@ -116,8 +112,10 @@ class Reader:
 
         The answer is None if the template renders the turns before it differently with it.
         """
-        prompt = prompt_ids(self.tokenizer, conversation, turn, raw=self.raw)
-        whole = text_ids(self.tokenizer, conversation, turn, raw=self.raw)
+        prompt, whole = (
+            conversation_ids(self.tokenizer, conversation, turn, answered=answered, raw=self.raw)
+            for answered in (False, True)
+        )
         if self.raw:
             return split_plain(prompt, whole[: self.max_tokens])
         if whole[: len(prompt)] != prompt:

@@ -18,9 +18,10 @@ an interrupted corpus is completed with the missing shards. It holds checksums o
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,7 @@ class Text:
 
     @property
     def whole_states(self) -> np.ndarray:
-        """[len(prompt) + A - 1, C], the states that chose each token from the second on.
-
-        The text must have the states of its prompt.
-        """
+        """[len(prompt) + A - 1, C], the states that chose each token from the second on."""
         assert self.prompt_states is not None, "the corpus keeps them for drafters that remember"
         return np.concatenate([self.prompt_states, np.concatenate(self.parts, axis=1)])
 
@@ -109,10 +107,7 @@ class Shard:
 def save_shard(
     shard: Shard, path: Path, made: Mapping[str, str], dtype: mx.Dtype | None = None
 ) -> None:
-    """Write a shard; `made` states how it was made, and is compared when the corpus is reused.
-
-    dtype: type of the states in the file; None is the arrays' type
-    """
+    """Write a shard, its states in this type or their own; `made` states how it was made."""
     texts = shard.texts
     if not all(text.hard_labels == texts[0].hard_labels for text in texts):
         raise ValueError("a shard holds texts of one kind")
@@ -157,10 +152,7 @@ def summarise_shard(path: Path) -> ShardSummary:
 
 
 def outline_shard(path: Path) -> list[tuple[bytes, int]]:
-    """Read each text's prompt, as bytes, and its number of answer tokens, and nothing else.
-
-    Raises as `load_shard`.
-    """
+    """Read only each text's prompt, as bytes, and number of answer tokens; as `load_shard`."""
     with naming_damage(path):
         arrays, _ = load_arrays(path, FORMAT, ("lengths", "prompts"))
         prompts, answers = np.array(arrays["lengths"]).T
@@ -207,3 +199,25 @@ def _split(parts: Mapping[str, np.ndarray], *, hard_labels: bool) -> list[Text]:
         Text(prompt.tolist(), answer, states, own, hard_labels=hard_labels)
         for prompt, answer, states, own in zip(*columns, strict=True)
     ]
+
+
+@dataclass
+class BlockProgress:
+    """Tokens written of a block so far, and its texts that were left out, by reason.
+
+    Its owner counts while another thread reads: each number is right, not all of one moment.
+    """
+
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def count_prompts(self, tokens: int) -> None:
+        self.prompt_tokens += tokens
+
+    def count_answers(self, tokens: int) -> None:
+        """Count tokens of answers, some of which may be left out in the end."""
+        self.answer_tokens += tokens
+
+    def copy(self) -> BlockProgress:
+        return BlockProgress(self.prompt_tokens, self.answer_tokens, self.left_out.copy())

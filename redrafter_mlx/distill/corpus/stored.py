@@ -54,13 +54,11 @@ def corpora_folder() -> Path:
 
 
 def list_corpora() -> list[StoredCorpus]:
-    """Return the corpora in our cache, the largest first; other folders beside them are left out.
-
-    Raises OSError for a folder that cannot be read.
-    """
+    """Return the corpora in our cache, the largest first; other folders are left out."""
     parent = corpora_folder()
     folders = [*parent.iterdir()] if parent.is_dir() else []
-    found = [_stored(folder) for folder in folders if _is_corpus(folder)]
+    real = [folder for folder in folders if folder.is_dir() and not folder.is_symlink()]
+    found = [_stored(folder) for folder in real if any(map(_metadata, _blocks(folder)))]
     return sorted(found, key=lambda corpus: corpus.nbytes, reverse=True)
 
 
@@ -76,7 +74,7 @@ def find_corpus(key: str) -> StoredCorpus:
 
 
 def remove_corpus(corpus: StoredCorpus) -> None:
-    """Remove a corpus that no run uses, and nothing else.
+    """Remove a corpus, and nothing else.
 
     Raises BadInputError, before anything is removed, if a run uses it, if it is another user's, or
     if its folder holds anything that is not a corpus's.
@@ -107,13 +105,6 @@ def _contents(corpus: Path) -> tuple[list[Path], list[Path]]:
         if not _BESIDE.fullmatch(folder.name) or folder.is_symlink():
             raise BadInputError(f"{folder} is not of a corpus; nothing was removed")
     return files, folders
-
-
-def _is_corpus(folder: Path) -> bool:
-    """Whether a folder holds at least one block of ours."""
-    if folder.is_symlink() or not folder.is_dir():
-        return False
-    return any(_metadata(block) for block in _blocks(folder))
 
 
 def _stored(folder: Path) -> StoredCorpus:

@@ -62,7 +62,6 @@ class DraftsAlong:
     text: np.ndarray
 
     def quality(self) -> DraftQuality:
-        """Return the quality on all texts."""
         per_step: dict[int, float] = {}
         accepted: dict[int, tuple[float, ...]] = {}
         for shape, own in self.accepted.items():
@@ -93,8 +92,8 @@ def draft_along(
 ) -> DraftsAlong:
     """Draft along the answers of `texts`, by depth up to `drafts` and by shape.
 
-    Drafts and shapes are limited to the length that the drafter can draft. Tokens outside the draft
-    vocabulary are treated as wrong.
+    Both are limited to the length that the drafter can draft. Tokens outside the draft vocabulary
+    are treated as wrong.
     """
     outputs = drafter.vocabulary.index()
     drafts = drafter.drafted(BeamShape(1, drafts + 1)).length - 1
@@ -129,9 +128,7 @@ def roots_along(
 ) -> Iterator[Roots]:
     """Yield every answer token of texts in turn as a root, with the `drafts` labels after it.
 
-    A drafter with memory needs the states of the prompts as well.
-
-    dtype: type of the states that the drafter gets
+    The drafter gets states of this dtype; one with memory needs those of the prompts as well.
     """
     drafter, laid = drafter.uncompiled(), lay_out(texts, drafts)
     every = drafter.features.every_position
@@ -153,7 +150,6 @@ def roots_along(
 
 
 def _memory_of(drafter: LevelDrafter, text: Text, dtype: mx.Dtype) -> Memory:
-    """Return a drafter's memory of a whole text."""
     tokens = mx.array([[*text.prompt, *text.answer.tolist()]])
     states = mx.array(text.whole_states[None]).astype(dtype) if drafter.features.any else None
     count = tokens.shape[1] - 1
@@ -191,10 +187,7 @@ def simulate_steps(accepted: np.ndarray, text: np.ndarray) -> np.ndarray:
     """Return the number of drafts accepted in each step, decoding each text from its first token.
 
     A step at position i emits its accepted drafts and one more token, at which the next step
-    starts. A text's last step, which would go beyond the text, is left out.
-
-    Shapes:
-      accepted, text: [M]
+    starts. A text's last step, which would go beyond it, is left out. Shapes: accepted, text [M]
     """
     steps = []
     at, end = 0, len(accepted)

@@ -103,11 +103,7 @@ def quality_on(
 def draft_seconds(
     drafters: Sequence[LevelDrafter], target: Target, answer: Text, shapes: Sequence[BeamShape]
 ) -> list[dict[int, float]]:
-    """Return each drafter's time to draft after `answer`'s first token, by beam width.
-
-    It is the median of several interleaved rounds, so that a slowdown of the machine affects all
-    drafters alike.
-    """
+    """Return each drafter's time to draft a step, by width: medians of interleaved rounds."""
     first, ready = replace(answer, answer=answer.answer[:1], states=answer.states[:1]), []
     for drafter in drafters:
         read = _extras(drafter).compute(target, [first])
@@ -123,5 +119,4 @@ def draft_seconds(
 
 
 def _extras(drafter: LevelDrafter) -> Extras:
-    """Return the data of a text that the drafter reads."""
     return Extras(drafter.features.layers, whole=drafter.features.every_position)

@@ -51,12 +51,11 @@ def measure_speed(
     done: Callable[[int], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[MeasuredRow]:
-    """Answer each prompt greedily, first with plain decoding and then with each shape.
+    """Answer each prompt greedily, with plain decoding and then with each shape, until `stop()`.
 
-    The methods are interleaved, so that a machine that slows down slows down all of them. A speedup
-    is the median of the questions' ratios. A shape's tokens per second are its speedup times the
-    median of plain decoding. Answers of a few tokens are left out, as they say nothing about speed.
-    After `stop()`, no more prompts are answered.
+    The methods are interleaved, so that a machine that slows down slows all of them. A speedup is
+    the median of the questions' ratios, a shape's tokens per second that times plain decoding's
+    median. Answers of a few tokens are left out, as they say nothing about speed.
     """
     plain: list[float] = []
     drafted: dict[BeamShape, list[tuple[float, float]]] = {shape: [] for shape in shapes}

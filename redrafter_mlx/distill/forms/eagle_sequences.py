@@ -52,8 +52,7 @@ class Sequences(NamedTuple):
 def grouped(texts: Sequence[Text], size: int, seed: str) -> list[list[Text]]:
     """Return groups of texts of similar length, each with at most `size` answer tokens.
 
-    With prompts and padding, a group takes at most twice as many positions. A longer text forms a
-    group alone.
+    With prompts and padding, a group takes at most twice as many positions; a longer text is alone.
     """
     lengths = [(len(text.prompt), len(text.answer)) for text in texts]
     return [[texts[i] for i in group] for group in group_lengths(lengths, size, seed)]
@@ -93,7 +92,7 @@ def pad_together(
         3         I      am     fine  -
         4         am     fine   -     -
     """
-    S, T = max(_length(text) for text in texts) - 1, length
+    S, T = max(len(text.prompt) + len(text.answer) for text in texts) - 1, length
     wide = texts[0].whole_states.shape[1]
     tokens = np.zeros((len(texts), S + T), np.int32)
     states = np.zeros((len(texts), S, wide), np.float32)
@@ -139,7 +138,6 @@ class UnrolledCache:
         self.offset = 0
 
     def begin(self, depth: int) -> None:
-        """Begin the call at a depth, which is the rotary position of its first row."""
         self.offset = depth
 
     def make_mask(
@@ -176,7 +174,3 @@ def unrolled_logits(
         trained = hidden.reshape(-1, hidden.shape[-1])[batch.rows]
         yield head(network.normed(trained)).astype(mx.float32)
         context = network.feedback(hidden)
-
-
-def _length(text: Text) -> int:
-    return len(text.prompt) + len(text.answer)

@@ -53,13 +53,12 @@ BatchLoss: TypeAlias = Callable[[], mx.array]
 class Student(ABC):
     """A drafter in training, with the parts of the target that it uses.
 
-    network: the network whose trainable parameters are trained; none of them is the target's
+    network: in float32; none of its trainable parameters is the target's
     """
 
     def __init__(
         self, recipe: Recipe, drafter: LevelDrafter, target: Target, options: TrainOptions
     ) -> None:
-        """Train the network of `drafter`, which is converted to float32."""
         self.recipe, self.vocabulary = recipe, drafter.vocabulary
         network = drafter.module
         assert network is not None, "every form that is trained has one"
@@ -85,7 +84,6 @@ class Student(ABC):
         """A drafter of the network as it is now."""
 
     def evaluate(self, held_out: Sequence[Text], shapes: Sequence[BeamShape]) -> DraftQuality:
-        """Measure its quality on texts that it was not trained on."""
         return measure_quality(self.drafter, held_out, self.options.draft_length, shapes)
 
     @abstractmethod
@@ -93,7 +91,6 @@ class Student(ABC):
         """Yield logits [P, V'] float32 of each draft after a batch's roots, fed with the labels."""
 
     def loss(self, batch: Batch | Sequences) -> mx.array:
-        """Return the distillation loss of a batch."""
         options = self.options
         teacher = self.teacher(batch.states) if options.soft_share > 0 else None
         return distillation_loss(
@@ -141,10 +138,7 @@ class Recipe(ABC):
     @classmethod
     @abstractmethod
     def of_files(cls, files: DrafterFiles, target: Target, name: str, fingerprint: str) -> Self:
-        """Return the recipe of a drafter's files, for training it further.
-
-        Raises MismatchError or DamagedFileError for files that do not fit the target.
-        """
+        """Return the recipe of a drafter's files; MismatchError if they do not fit the target."""
 
     @property
     @abstractmethod
@@ -219,19 +213,15 @@ class Recipe(ABC):
     def renewed(
         self, drafter: LevelDrafter, target: Target, counts: Callable[[], np.ndarray]
     ) -> LevelDrafter:
-        """Return the drafter with the tokens that occur, for a form that can draft other tokens.
-
-        counts: as in `start`
-        """
+        """Return the drafter with the tokens that occur, for a form that can draft others."""
         del target, counts
         return drafter
 
     def check_start(self, folder: Path) -> str:
         """Check that training can start from the drafter in a folder; return its weights' SHA-256.
 
-        Raises:
-          ModelNotFoundError, DamagedFileError: if the folder holds no drafter
-          MismatchError: naming a key that differs, or the target that the drafter was trained for
+        Raises ModelNotFoundError or DamagedFileError without a drafter, and MismatchError naming a
+        key that differs, or the target that it was trained for.
         """
         files, found = self.open(folder)
         if found is not self.published:
@@ -264,7 +254,6 @@ class Recipe(ABC):
         """Return the keys of a drafter's files, and those that training from it asks for."""
 
     def student(self, drafter: LevelDrafter, target: Target, options: TrainOptions) -> Student:
-        """Return a drafter of this recipe as a student."""
         return self.student_class(self, drafter, target, options)
 
     @abstractmethod
@@ -277,10 +266,7 @@ class Recipe(ABC):
 
 
 def chosen_layers(layers: tuple[int, ...] | Literal["auto"], n_layers: int) -> tuple[int, ...]:
-    """Return the layers to read; "auto" are those at 2/3 and 9/10 of the depth.
-
-    Raises BadInputError unless a target of `n_layers` has them all.
-    """
+    """Return the layers to read; BadInputError unless a target of `n_layers` has them all."""
     if layers == "auto":
         return tuple(sorted({n_layers * 2 // 3, n_layers * 9 // 10}))
     if any(i >= n_layers for i in layers):

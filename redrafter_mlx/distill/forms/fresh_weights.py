@@ -38,10 +38,7 @@ def scale_recurrent(
     scale is part of the weights. The inputs of context layers are far more uneven, so they have a
     separate scale: every optimiser step would be large compared with a weight of a thousandth.
 
-    Args:
-      context_rms: [C], root mean square of each coordinate of the hidden states
-      embedding_rms: root mean square of the embeddings
-      logit_rms: root mean square of a tied output layer's logits for inputs of unit size
+    The three are of the functions of these names.
     """
     config, D = network.config, network.config.hidden_size
     unit = 1 / mx.maximum(context_rms, 1e-4)  # which float16 holds, as it is saved
@@ -71,10 +68,7 @@ def last_part(size: int, part: int) -> mx.array:
 
 
 def context_rms(states: np.ndarray, *, normed: bool = False) -> mx.array:
-    """Return the root mean square [C] of each coordinate of hidden states [M, C].
-
-    normed: whether each state is scaled to unit size first
-    """
+    """Return the root mean square [C] of states [M, C], `normed` to unit size first."""
     squares = mx.square(mx.array(states).astype(mx.float32))
     if normed:
         squares = squares / mx.mean(squares, axis=1, keepdims=True)
@@ -95,11 +89,7 @@ def logit_rms(target: Target, tokens: mx.array | None) -> float:
 
 
 def output_matrix(target: Target, tokens: mx.array | None) -> mx.array:
-    """Return the target's output layer, with its scaling, as a matrix [V', D].
-
-    It is dequantised and without bias. Soft caps are ignored, since they hardly change the logits
-    of unit vectors.
-    """
+    """Return the target's output layer, dequantised, scaled, without bias or caps: [V', D]."""
     logits, D = target.logits_of(tokens), target.hidden_size
     unit, nothing = mx.eye(D, dtype=target.dtype), mx.zeros((1, D), target.dtype)
     return (logits(unit[None]) - logits(nothing[None]))[0].T

@@ -107,11 +107,7 @@ class MtpRecipe(WholeTextRecipe):
     def fresh(
         self, target: Target, counts: np.ndarray, texts: Sequence[Text], seed: int
     ) -> MtpDrafter:
-        """Return an untrained head.
-
-        It starts with the sum of the token's embedding, mixed at random, and the hidden state, each
-        coordinate of which is scaled to unit size; see `LayerRecipe.begin`.
-        """
+        """Return a head that starts with the hidden state, and embeddings mixed at random."""
         del counts
         network, D = self.network(), target.hidden_size
         draw_matrices(network, seed, lambda shape: shape[-1] ** -0.5)
@@ -126,10 +122,7 @@ class MtpRecipe(WholeTextRecipe):
         return self.bind(network, target)
 
     def start(self, folder: Path, target: Target, counts: Callable[[], np.ndarray]) -> MtpDrafter:
-        """Return the head in a folder of its own, or in the files of the model or a copy of it.
-
-        Whichever layout it is stored in, its output is read again after its last norm from now on.
-        """
+        """Return the head in a folder, or a model; its output is read after its last norm."""
         del counts
         found = MTP.load(self.open(folder)[0], target).module
         assert found is not None, "it has just been loaded"

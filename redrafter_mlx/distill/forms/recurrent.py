@@ -126,7 +126,6 @@ class RecurrentRecipe(PositionRecipe):
     def start(
         self, folder: Path, target: Target, counts: Callable[[], np.ndarray]
     ) -> RecurrentDrafter:
-        """Return the drafter in a folder; one of another draft vocabulary is given a new one."""
         given = load_recurrent(open_files(folder), target)
         weights, size = dict(tree_flatten(given.parameters())), self.config.draft_vocab_size
         if given.config.draft_vocab_size != size:

@@ -17,14 +17,19 @@ from redrafter_mlx.distill.corpus.examples import Examples, count_tokens
 from redrafter_mlx.distill.drafter_forms import RecurrentForm
 from redrafter_mlx.distill.forms.form import DRAFTS, Recipe, Student
 from redrafter_mlx.distill.forms.registry import recipe_for, recipe_of_folder
-from redrafter_mlx.distill.learn.general import general_texts
 from redrafter_mlx.distill.learn.judging import Judge, Quality
-from redrafter_mlx.distill.learn.states import read, write_shards
-from redrafter_mlx.distill.learn.texts import Split, interleaved, split, up_to
+from redrafter_mlx.distill.learn.texts import (
+    Split,
+    general_texts,
+    interleaved,
+    read,
+    split,
+    up_to,
+    write_shards,
+)
 from redrafter_mlx.distill.options import MAX_SEED, TrainOptions
 from redrafter_mlx.distill.training.checkpoint import Progress
-from redrafter_mlx.distill.training.learner import Learner
-from redrafter_mlx.distill.training.loop import train
+from redrafter_mlx.distill.training.learner import Learner, train
 from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
 from redrafter_mlx.drafting.names import AUTO, parse
@@ -96,12 +101,10 @@ def learn(
 ) -> LearningRun | None:
     """Train the drafter of a target on kept answers, and use the result if it is better.
 
-    It is better if its tokens/step rise on held-out answers of the user and hardly fall on general
-    texts, see `Quality`. Whatever happens before that, the earlier drafter stays in use.
-
-    Returns None if no answer was kept since the drafter in use learned.
-    Raises BadInputError if there are too few answers, if another process learns for this target, or
-    if the drafter in use has a form that is not trained here.
+    It is judged by `Quality`; until then, the earlier drafter stays in use. Returns None if no
+    answer was kept since the drafter in use learned. Raises BadInputError if there are too few
+    answers, if another process learns for this target, or if the drafter in use has a form not
+    trained here.
     """
     folder, name = LearningFolder.of(loaded.source.fingerprint), loaded.source.name
     if not folder.path.exists():
@@ -193,7 +196,6 @@ class _Run:
         )  # fmt: skip
 
     def _judge(self, kept: Split, general: Split) -> Judge:
-        """Read the texts that drafters are judged on."""
         max_tokens = max(200, int(_JUDGED * self._options.seconds))
         chosen = [up_to(texts, max_tokens) for texts in (kept.held_out, general.held_out)]
         self._report("reading held-out texts", 0, sum(map(len, chosen)))
@@ -229,7 +231,6 @@ class _Run:
         return self.recipe.start(self.start, self.target, counts)
 
     def _counts(self, shards: Sequence[Path]) -> Callable[[], np.ndarray]:
-        """Return what counts the tokens of the texts in these shards."""
         return partial(count_tokens, shards, self.target.vocab_size)
 
     def _try(

@@ -49,10 +49,7 @@ class TrainingReport:
 
 
 def write_card(report: TrainingReport, folder: Path) -> Path:
-    """Write README.md in the Hub's conventions, atomically; return its path.
-
-    It shows the plots of the training that are already in the folder.
-    """
+    """Write README.md in the Hub's conventions, with the plots in the folder; return its path."""
     path = folder / CARD
     pictures = [name for name in (LOSS, ACCURACY) if (folder / name).exists()]
     with atomic_write(path) as partial:
@@ -133,7 +130,6 @@ def _measured(report: TrainingReport) -> str:
 
 
 def _held_out(quality: DraftQuality | None, labels: Labels) -> str:
-    """Return the section on the drafter's quality on held-out texts."""
     if quality is None:
         return "## How good its guesses are\n\nThe log of its training was removed."
     guesses = [

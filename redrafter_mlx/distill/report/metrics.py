@@ -22,7 +22,7 @@ from typing import Any
 
 from redrafter_mlx.distill.corpus.shards import naming_damage
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
-from redrafter_mlx.distill.training.loop import Step
+from redrafter_mlx.distill.training.learner import Step
 from redrafter_mlx.distill.training.trainer import Evaluation, Event
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.files.atomic_write import atomic_write, name_in_errors
@@ -40,8 +40,8 @@ class MetricsLog:
     def __init__(self, folder: Path, steps_made: int = 0) -> None:
         """Continue the log of a run whose checkpoint holds `steps_made` steps, 0 for a new run.
 
-        Later steps in the log are dropped, because they will be repeated.
-        Raises DamagedFileError for a log that is not one of ours.
+        Later steps in it are dropped: they will be repeated. Raises DamagedFileError as
+        `read_metrics`.
         """
         self.path = folder / METRICS
         kept = [record for record in read_metrics(folder) if record["step"] <= steps_made > 0]
@@ -51,7 +51,6 @@ class MetricsLog:
         self._began = time.monotonic() - (kept[-1]["seconds"] if kept else 0.0)
 
     def append(self, event: Event) -> None:
-        """Write one event."""
         kind = "step" if isinstance(event, Step) else "evaluation"
         record: dict[str, Any] = {"event": kind, **asdict(event)}
         record |= record.pop("quality", {})
@@ -110,10 +109,7 @@ def training_seconds(folder: Path) -> float | None:
 
 
 def best_quality(folder: Path) -> DraftQuality | None:
-    """Return the quality of the drafter in a folder; None if its log does not hold it.
-
-    Raises DamagedFileError for an evaluation without figures.
-    """
+    """Return the quality of the drafter in a folder; None if its log does not hold it."""
     best = next((record for record in reversed(read_metrics(folder)) if record.get("best")), None)
     if best is None:
         return None

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.learning.versions import LearningRun
+
 Record = dict[str, Any]
 """One event of the log."""
 
@@ -28,10 +32,7 @@ _WINDOWS = 50
 
 
 def draw_plots(folder: Path) -> str | None:
-    """Plot the events that the log in `folder` holds so far; empty plots are left out.
-
-    Returns one line if there are no plots, on why: a run does not fail without them.
-    """
+    """Plot the events in a folder's log; without matplotlib return a line on it, and go on."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -49,10 +50,7 @@ def draw_plots(folder: Path) -> str | None:
 
 
 def running_mean(values: Sequence[float] | np.ndarray, window: int) -> np.ndarray:
-    """Return the mean over each value and the `window - 1` before it, or as many as there are.
-
-    Values that are not numbers are left out of the mean.
-    """
+    """Return the mean of up to `window` values before and at each; NaN is left out."""
     known, ones = np.isfinite(values), np.ones(window)
     sums = np.convolve(np.where(known, values, 0.0), ones)[: len(values)]
     numbers = np.convolve(known, ones)[: len(values)]
@@ -113,3 +111,37 @@ def _label(axes: Axes, name: str, title: str) -> None:
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
+
+
+def draw_history(runs: Sequence[LearningRun], model: str, path: Path) -> None:
+    """Draw each run's tokens/step before and after, on the user's answers and general texts.
+
+    A run that left the drafter as it was is hollow. Raises BadInputError without runs or
+    matplotlib.
+    """
+    if not runs:
+        raise BadInputError(f"nothing was learned for {model} yet; run: redrafter-mlx learn")
+    try:
+        drawn = new_figure(8)
+    except ImportError:
+        raise BadInputError(
+            "matplotlib is missing; install it with: pip install 'redrafter-mlx[plot]'"
+        ) from None
+    axes = drawn.subplots()
+    for name, colour in (("own", "tab:blue"), ("general", "tab:grey")):
+        label = {"own": "your answers, held out", "general": "general texts"}[name]
+        for run in runs:
+            pair = run.own if name == "own" else run.general
+            if pair is None:
+                continue
+            filled = colour if run.version else "none"
+            axes.plot([run.answers] * 2, pair, color=colour, alpha=0.4)
+            axes.plot(run.answers, pair[1], "o", color=colour, markerfacecolor=filled, label=label)
+            label = "_nolegend_"
+    axes.set_xlabel("answers kept")
+    axes.set_ylabel("tokens/step, mean of 1 to 4 beams")
+    axes.set_title(f"what the drafter of {model} has learned", fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    with atomic_write(path) as partial:
+        drawn.savefig(partial, dpi=120)

@@ -85,10 +85,7 @@ def check_same_run(folder: Path, found: Mapping[str, object], wanted: Mapping[st
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
-    """Return the checkpoint of the run in a folder, None if there is none.
-
-    Raises DamagedFileError, naming the file, if it is not a checkpoint.
-    """
+    """Return the checkpoint of the run in a folder, None if there is none; DamagedFileError."""
     path = folder / CHECKPOINT
     if not path.exists():
         return None
@@ -103,13 +100,10 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
 def load_checkpoint(
     folder: Path, made_by: Mapping[str, object], drafter: Mapping[str, object]
 ) -> Checkpoint | None:
-    """Return the checkpoint as `read_checkpoint`, if the run was made by `made_by`.
+    """Return the checkpoint as `read_checkpoint`; remove what a killed run wrote of the next one.
 
-    What a killed run wrote of the next one is removed.
-
-    Raises:
-      BadInputError: naming a key of `made_by`, if it was made by another value of it
-      DamagedFileError: it does not hold the parameters of `drafter`, a tree of arrays
+    Raises BadInputError, naming a key, if it was made by another value of it, and DamagedFileError
+    if it does not hold the parameters of `drafter`, a tree of arrays.
     """
     remove_abandoned(folder.glob(f".*.{CHECKPOINT}"))
     found = read_checkpoint(folder)

@@ -21,8 +21,7 @@ from redrafter_mlx.distill.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from redrafter_mlx.distill.training.learner import Learner
-from redrafter_mlx.distill.training.loop import Step, train
+from redrafter_mlx.distill.training.learner import Learner, Step, train
 from redrafter_mlx.weights import LOG
 from redrafter_mlx.weights.files.names import WEIGHTS
 
@@ -84,16 +83,12 @@ class Trainer:
 
     @property
     def steps_made(self) -> int:
-        """Number of optimiser steps so far, including earlier sessions of the run."""
         return self._at.step
 
     def run(
         self, stop: Callable[[], bool] = lambda: False, passed: Callable[[], float] = lambda: 0.0
     ) -> Iterator[Event]:
-        """Train to the end, or until `stop()`; save the state either way.
-
-        passed: share of the time for training that has passed; training ends with it
-        """
+        """Train to the end of the steps or the time that `passed`, or until `stop()`, and save."""
         count, saved = self.options.evaluations, time.monotonic()
 
         def schedule(step: int) -> float:
@@ -133,12 +128,9 @@ class Trainer:
             self._at.best = mean
             self.student.recipe.save(self.student, self.folder)
             self._at.saved = _digest(self.folder / WEIGHTS)
-        training = self._training_accuracy()
+        training = self.student.evaluate(self.seen, ()).top1 if self.seen else ()
         self.network.update(trained)
         return Evaluation(self._at.step, quality, best, training)
-
-    def _training_accuracy(self) -> tuple[float, ...]:
-        return self.student.evaluate(self.seen, ()).top1 if self.seen else ()
 
 
 def _digest(file: Path) -> str:

@@ -20,7 +20,7 @@ from redrafter_mlx.cli.train.screen import fit
 from redrafter_mlx.distill import run as run_module
 from redrafter_mlx.distill.report.metrics import read_metrics
 from redrafter_mlx.distill.training.checkpoint import Checkpoint, Progress, save_checkpoint
-from redrafter_mlx.distill.training.loop import Step
+from redrafter_mlx.distill.training.learner import Step
 from redrafter_mlx.runtime.files.atomic_write import locked
 
 

@@ -14,7 +14,7 @@ from redrafter_mlx.distill.corpus.filters import EXCLUDED, Exclusions
 from redrafter_mlx.distill.corpus.prompts import user_turns
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation, read_conversations
 from redrafter_mlx.distill.corpus.prompts.given_texts import read_given
-from redrafter_mlx.distill.corpus.writing.block_progress import BlockProgress
+from redrafter_mlx.distill.corpus.shards import BlockProgress
 from redrafter_mlx.distill.corpus.writing.writer import Writer
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import WritingOptions

@@ -15,7 +15,7 @@ import pytest
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
 from redrafter_mlx.distill.report.metrics import METRICS, MetricsLog, best_quality, read_metrics
 from redrafter_mlx.distill.report.plots import ACCURACY, LOSS, draw_plots, running_mean
-from redrafter_mlx.distill.training.loop import Step
+from redrafter_mlx.distill.training.learner import Step
 from redrafter_mlx.distill.training.trainer import Evaluation, Event
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.files.atomic_write import atomic_write, write_private_text

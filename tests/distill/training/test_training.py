@@ -23,8 +23,7 @@ from redrafter_mlx.distill.corpus.examples import lay_out
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.training.checkpoint import CHECKPOINT, read_checkpoint
-from redrafter_mlx.distill.training.learner import Learner
-from redrafter_mlx.distill.training.loop import Step
+from redrafter_mlx.distill.training.learner import Learner, Step
 from redrafter_mlx.distill.training.trainer import Evaluation, Trainer
 from redrafter_mlx.drafting.recurrent_config import read_config
 from redrafter_mlx.errors import BadInputError, DamagedFileError

@@ -24,7 +24,7 @@ from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.plan import plan
 from redrafter_mlx.distill.run import fit, write
-from redrafter_mlx.distill.training.loop import Step
+from redrafter_mlx.distill.training.learner import Step
 from redrafter_mlx.distill.training.trainer import Evaluation
 
 COMPARED = ("recurrent", "eagle", "mtp", "dspark")

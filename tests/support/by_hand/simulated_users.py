@@ -28,7 +28,7 @@ from redrafter_mlx.distill.evaluation.acceptance import measure_quality
 from redrafter_mlx.distill.learn import run
 from redrafter_mlx.distill.learn.judging import SHAPES
 from redrafter_mlx.distill.learn.run import LearnOptions, learn
-from redrafter_mlx.distill.learn.states import read
+from redrafter_mlx.distill.learn.texts import read
 from redrafter_mlx.drafting.files import installed
 from redrafter_mlx.drafting.files.forms import DrafterFolder
 from redrafter_mlx.engine.prompts.prompt import prompt_tokens

@@ -16,7 +16,7 @@ from redrafter_mlx.distill.forms.fresh_weights import scale_recurrent
 from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe
 from redrafter_mlx.distill.forms.students import PositionStudent
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.distill.training.loop import Step
+from redrafter_mlx.distill.training.learner import Step
 from redrafter_mlx.distill.training.trainer import Trainer
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.target_model.model import Target

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from redrafter_mlx.distill.corpus.prompts.speed_bench import JSON_LINES, check_prepared
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.files.regular_file import read_regular_text
+from redrafter_mlx.runtime.words import count
 
 _MESSAGE_KEYS = ("messages", "conversations")
 _TURN_KEYS = ("turns", "prompt", "instruction", "question", "text", "query")
@@ -57,11 +57,8 @@ class Conversation:
 def read_conversations(path: str | Path, unused: Counter[str] | None = None) -> list[Conversation]:
     """Read conversations from JSONL, a JSON array, or plain lines (one prompt per line).
 
-    A row is used up to its first message that cannot be, such as a tool's.
-
-    unused: counts the rows that are used in part or not at all, by reason
-    Raises BadInputError naming the file and the line, if it is not JSON or if no row can be used,
-    and naming the file if it has SPEED-Bench's placeholder.
+    A row is used up to its first message that cannot be, such as a tool's; `unused` counts those
+    rows by reason. Raises BadInputError naming the file, and the line if no row can be used.
     """
     found, first = [], None
     unused = Counter() if unused is None else unused
@@ -118,7 +115,6 @@ def _used(row: object) -> tuple[Conversation | None, str | None]:
 
 
 def _read(row: object) -> tuple[Conversation | None, str | None]:
-    """Return as `_used`, of any strings."""
     if isinstance(row, str):
         return (Conversation((row.strip(),)) if row.strip() else None), None
     if not isinstance(row, dict):
@@ -143,10 +139,8 @@ def _read(row: object) -> tuple[Conversation | None, str | None]:
 def read_rows(path: str | Path) -> list[tuple[str, object]]:
     """Return the rows of JSONL, of a JSON array, or of plain lines, each with its place in words.
 
-    A row of a plain file is a string. Empty lines are left out. A file that begins as JSON does,
-    under a name that is not JSON's, is JSON if its first row is.
-
-    Raises BadInputError naming the file, and the line that is not JSON.
+    Empty lines are left out. A file that begins as JSON does, under a name that is not JSON's, is
+    JSON if its first row is. Raises BadInputError naming the file, and the line that is not JSON.
     """
     try:
         text = read_regular_text(Path(path), "utf-8-sig")
@@ -242,3 +236,29 @@ def _turns(value: object) -> list[str]:
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value.strip() else None
+
+
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+"""What a turn holds instead of a text that its authors' script fetches from the source."""
+
+JSON_LINES = (
+    'as JSON lines with pandas: read_parquet(...).to_json(..., orient="records", lines=True); '
+    "see docs/guides/measuring.md"
+)
+"""How to write a Parquet file so that it can be read here."""
+
+PREPARE = (
+    "NVIDIA's script fetches them (`python prepare_data.py --dataset speed --config qualitative` "
+    "in examples/specdec_bench of github.com/NVIDIA/Model-Optimizer); write the Parquet file that "
+    f"it makes {JSON_LINES}"
+)
+
+
+def check_prepared(path: str | Path, questions: Iterable[Iterable[str]]) -> None:
+    """Raise BadInputError if a turn of a file's questions holds the placeholder."""
+    missing = sum(any(PLACEHOLDER in turn for turn in turns) for turns in questions)
+    if missing:
+        raise BadInputError(
+            f"{path} has SPEED-Bench's placeholder in {count(missing, 'question')} instead of the "
+            f"texts; {PREPARE}"
+        )

@@ -31,8 +31,7 @@ class Given:
 
     conversations: prompts, without the answers that a file may have for them; or, from `data`,
                    conversations with finished answers
-    read:          texts that are only read: the prompts, if they are trained on, and those of files
-                   in random order, without `conversations`, of which some are held out
+    read:          texts that are only read, in random order, without `conversations`
     exclude:       questions to exclude from training
     left_out:      number of conversations and texts that were excluded
     notes:         one line for each file of which rows are used in part or not at all
@@ -86,10 +85,7 @@ def _read_files(files: Sequence[Path], notes: list[str]) -> list[Conversation]:
 def corpus_key(
     contents: str, dtype: str, job: TrainingJob, given: Given, tokenizer: TokenizerWrapper
 ) -> str:
-    """Return a key for the corpus that these would make.
-
-    contents, dtype: as of `contents_of`, and the arithmetic of the target
-    """
+    """Return a key for the corpus that these would make; `contents` as of `contents_of`."""
     writing = asdict(job.writing)
     del writing["thinking"]
     key: dict[str, object] = {

@@ -16,35 +16,23 @@ _MAX_START = 32
 """Maximum number of tokens of a plain text that are its prompt."""
 
 
-def prompt_ids(
+def conversation_ids(
     tokenizer: TokenizerWrapper,
     conversation: Conversation,
     turn: int,
     *,
+    answered: bool = False,
     raw: bool = False,
     thinking: bool | None = None,
 ) -> list[int]:
-    """Return a conversation up to the answer to user turn `turn`, to be continued with it.
+    """Return a conversation up to user turn `turn`, to be continued, or with its answer if any.
 
     Raises BadInputError if there is no chat template, or if it refuses the conversation.
     """
-    messages = conversation.messages(turn)
+    messages = conversation.messages(turn, answered=answered)
     if raw:
-        return _plain(tokenizer, messages)
-    return render_chat(tokenizer, messages, thinking=thinking)
-
-
-def text_ids(
-    tokenizer: TokenizerWrapper, conversation: Conversation, turn: int, *, raw: bool = False
-) -> list[int]:
-    """Return a conversation up to user turn `turn`, and its answer if there is one.
-
-    Raises as `prompt_ids`.
-    """
-    messages = conversation.messages(turn, answered=True)
-    if raw:
-        return _plain(tokenizer, messages)
-    return render_chat(tokenizer, messages, add_generation_prompt=False)
+        return encode_text(tokenizer, "".join(message["content"] for message in messages))
+    return render_chat(tokenizer, messages, add_generation_prompt=not answered, thinking=thinking)
 
 
 def split_plain(prompt: list[int], whole: list[int]) -> tuple[list[int], list[int]]:
@@ -57,7 +45,3 @@ def split_plain(prompt: list[int], whole: list[int]) -> tuple[list[int], list[in
     if at == len(whole):
         at = min(_MAX_START, len(whole) // 4)
     return whole[: max(1, at)], whole[max(1, at) :]
-
-
-def _plain(tokenizer: TokenizerWrapper, messages: list[dict[str, str]]) -> list[int]:
-    return encode_text(tokenizer, "".join(message["content"] for message in messages))

@@ -10,7 +10,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.distill.corpus.filters import EXCLUDED, NOTHING, Exclusions
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
-from redrafter_mlx.distill.corpus.writing.block_progress import BlockProgress
+from redrafter_mlx.distill.corpus.shards import BlockProgress
 from redrafter_mlx.distill.corpus.writing.generation import write_turns
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights.text.chat import encode_text, render_chat
@@ -55,10 +55,7 @@ class UserTurns:
         key: mx.array,
         block: BlockProgress,
     ) -> list[list[str]]:
-        """Draw turns for each prefix; return them with their starters.
-
-        Duplicates and excluded turns are left out, and counted in `block`.
-        """
+        """Draw turns for each prefix, with their starters; `block` counts what is left out."""
         left_out = block.left_out
         eos, counts = set(self.tokenizer.eos_token_ids), [prefix.count for prefix in prefixes]
         starts = [self._template_up_to(prefix) for prefix in prefixes]
@@ -92,7 +89,7 @@ class UserTurns:
         return found
 
     def _template_up_to(self, prefix: TurnPrefix) -> list[int]:
-        """Return the tokens of the chat template up to the user's next message with its starter."""
+        """Return the chat template's tokens up to the user's message, its starter included."""
         whole = replace(prefix.after, turns=(*prefix.after.turns, _MARK))
         ids = render_chat(self.tokenizer, whole.messages(len(prefix.after.turns)))
         opening = self.tokenizer.decode(ids).split(_MARK)[0]

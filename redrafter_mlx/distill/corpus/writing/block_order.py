@@ -51,7 +51,6 @@ class BlockOrder:
         return in_share(block, self._own_share)
 
     def own_before(self, block: int) -> int:
-        """Return the number of blocks before `block` whose prompts the target writes."""
         return _count_in_share(block, self._own_share)
 
     @property
@@ -107,5 +106,4 @@ def _count_in_share(block: int, share: float) -> int:
 
 
 def in_share(block: int, share: float) -> bool:
-    """Whether `block` belongs to that share."""
     return _count_in_share(block + 1, share) > _count_in_share(block, share)

@@ -62,10 +62,7 @@ class Written:
 
 
 def row_bytes(target: Target, columns: int) -> int:
-    """Return the bytes of a text of `columns` tokens: keys and values, and next-token logits.
-
-    Nothing is computed: the shapes of a call are enough.
-    """
+    """Return the bytes of a text of `columns` tokens: keys, values, logits; by shapes alone."""
     cache = target.mlx_lm_caches()
     target.hidden(mx.array([[0]]), cache)
     keys = [layer for layer in cache if isinstance(layer, KVCache)]
@@ -90,14 +87,12 @@ def write_answers(
 ) -> list[Written]:
     """Write the first prompt's answers, one for each of `openings`, then the second's, ...
 
-    Args:
-      eos: token ids that end an answer
-      max_tokens: maximum number of tokens of the greedy part
-      openings: number of tokens drawn at random first, so that one prompt has many answers; they
-        become part of the prompt. Numbers above 0 need `key`
-      stop_at_loops: whether to end an answer that repeats itself; see filters
-      room: bytes for the rows of a batch, None for all rows at once. The answers do not depend on
-        it, except for rounding
+    eos:      token ids that end an answer
+    max_tokens: of the greedy part
+    openings: numbers of tokens drawn at random first, which become part of the prompt; above 0 they
+              need `key`
+    stop_at_loops: whether to end an answer that repeats itself; see filters
+    room:     bytes for the rows of a batch, None for all at once; but for rounding the same answers
     """
     written = _write(
         target,
@@ -138,9 +133,7 @@ def write_turns(
 ) -> list[list[list[int]]]:
     """Draw `counts[i]` texts after prefix i, as a user would write them there; see `write_answers`.
 
-    Returns:
-      for each prefix, the token ids of its texts without the token that ended the text; a text
-      that did not end is left out
+    Returns for each prefix the token ids of the texts that ended, without the token that did.
     """
     rows = [
         _Row(i, max_tokens, max_tokens, keep_states=False)

@@ -24,8 +24,7 @@ import mlx.core as mx
 
 from redrafter_mlx.cpu.blas import THREAD_VARIABLES
 from redrafter_mlx.distill.corpus.folder import CorpusGauge, CorpusGoal, CorpusJob, CorpusSize
-from redrafter_mlx.distill.corpus.shards import save_shard
-from redrafter_mlx.distill.corpus.writing.block_progress import BlockProgress
+from redrafter_mlx.distill.corpus.shards import BlockProgress, save_shard
 from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.loading.target import LoadedTarget, load_target
@@ -50,9 +49,8 @@ def write_corpus(
     Blocks that are already in the folder are kept. An exception (Ctrl-C is one) leaves only whole
     shards, which the next call adds to.
 
-    Args:
-      workers: processes that write; a single one is this process, with its `loaded` target
-      ranks: each rank is a worker, and rank 0 collects the corpus; None writes it on this one
+    workers: processes that write; a single one is this process, with its `loaded` target
+    ranks:   each rank is a worker, and rank 0 collects the corpus; None writes it on this one
     """
     job.folder.mkdir(parents=True, exist_ok=True)
     remove_abandoned(job.folder.rglob(".*.block-*"))
@@ -76,10 +74,7 @@ def write_corpus(
 def _write_in_processes(
     job: CorpusJob, workers: int, gauge: CorpusGauge, progress: Callable[[CorpusSize], None]
 ) -> None:
-    """Let worker processes write until there is enough, or all of them have ended.
-
-    Raises RedrafterError, in one line, if one of them fails.
-    """
+    """Let worker processes write until there is enough or one fails (RedrafterError)."""
     started = [BlockProgress() for _ in range(workers)]
     with _started(job, workers) as children:
         while not gauge.enough() and any(child.process.exitcode != 0 for child in children):
@@ -144,10 +139,7 @@ class BlockWriter:
 
 
 def _write_together(ranks: Ranks, job: CorpusJob, writer: BlockWriter, gauge: CorpusGauge) -> None:
-    """Write a block on each rank, round after round, until rank 0 has enough or there are no more.
-
-    Rank 0 collects the blocks of a round.
-    """
+    """Write a block on each rank, round after round; rank 0 collects them and says when to end."""
     last = writer.source.blocks
     for first in itertools.count(0, ranks.size):
         if _from_rank_0(ranks, [gauge.enough() or (last is not None and first >= last)])[0]:
@@ -183,10 +175,7 @@ def _collect(ranks: Ranks, writer: int, files: Sequence[Path]) -> None:
 
 @contextmanager
 def _reported(report: Callable[[], None]) -> Iterator[None]:
-    """Call `report` now and then from a thread, which needs no MLX, while the body writes.
-
-    An error of the report, such as a full disk's, is raised after the body.
-    """
+    """Call `report` now and then from a thread; its error is raised after the body."""
     done, errors = threading.Event(), list[Exception]()
 
     def repeat() -> None:
@@ -209,10 +198,7 @@ def _reported(report: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def _started(job: CorpusJob, workers: int) -> Iterator[list[Child]]:
-    """Start worker processes, each with its share of the cores; terminate them on exit.
-
-    Terminating them is safe at any moment, because shards are written atomically.
-    """
+    """Start worker processes, each with its share of the cores; on exit end them, which is safe."""
     threads = str(max(1, (os.cpu_count() or 1) // workers))
     children: list[Child] = []
     with environment({name: threads for name in THREAD_VARIABLES if workers > 1}):

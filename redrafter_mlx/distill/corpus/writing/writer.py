@@ -26,11 +26,10 @@ from redrafter_mlx.distill.corpus.filters import (
 )
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.prompts.prompt_starters import draw_starters
-from redrafter_mlx.distill.corpus.prompts.rendering import prompt_ids
+from redrafter_mlx.distill.corpus.prompts.rendering import conversation_ids
 from redrafter_mlx.distill.corpus.prompts.user_turns import TurnPrefix, UserTurns
-from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY, Shard, Text
+from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY, BlockProgress, Shard, Text
 from redrafter_mlx.distill.corpus.writing.block_order import BlockOrder, in_share
-from redrafter_mlx.distill.corpus.writing.block_progress import BlockProgress
 from redrafter_mlx.distill.corpus.writing.generation import Written, write_answers
 from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.errors import BadInputError
@@ -69,10 +68,7 @@ class Writer:
     blocks: ClassVar[None] = None  # there is no last block
 
     def write(self, block: int, progress: BlockProgress | None = None) -> Shard:
-        """Return the texts of one block, filtered, and counts of what was left out.
-
-        progress: counts while the block is being written
-        """
+        """Return the texts of one block, filtered; `progress` counts what is left out."""
         progress = progress or BlockProgress()
         key = mx.random.key(self.options.seed * 1_000_003 + block)
         write = self._write_own if self.order.is_own(block) else self._write_given
@@ -179,8 +175,8 @@ class Writer:
     ) -> tuple[list[Text], list[Conversation]]:
         """Write answers to conversations, given with their tokens, one for each of `openings`.
 
-        Returns:
-          the texts worth training on; and the conversations whose first answer ended, with it
+        Returns the texts worth training on, and the conversations whose first answer ended, with
+        it.
         """
         written = write_answers(
             self.target,
@@ -226,7 +222,7 @@ class Writer:
 
     def render(self, conversation: Conversation, turn: int) -> list[int]:
         thinking = self.options.thinking
-        return prompt_ids(self.tokenizer, conversation, turn, raw=self.raw, thinking=thinking)
+        return conversation_ids(self.tokenizer, conversation, turn, raw=self.raw, thinking=thinking)
 
     @cached_property
     def takes_system(self) -> bool:

@@ -10,7 +10,7 @@ from writing_samples import PROMPTS
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.prompts.prompt_starters import PROMPT_STARTERS, draw_starters
 from redrafter_mlx.distill.corpus.prompts.user_turns import TurnPrefix, UserTurns
-from redrafter_mlx.distill.corpus.writing.block_progress import BlockProgress
+from redrafter_mlx.distill.corpus.shards import BlockProgress
 from redrafter_mlx.distill.corpus.writing.generation import write_turns
 from redrafter_mlx.target_model.model import Target
 
