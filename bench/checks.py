@@ -15,10 +15,7 @@ _OF_DRAFTERS = (
 
 
 def check_measurement(options: BenchOptions, lengths: int | None = 1) -> None:
-    """Raise BadInputError for every mistake that can be found without loading a model.
-
-    lengths: maximum number of lengths of prompts; None for any
-    """
+    """Raise BadInputError for mistakes, or for more than `lengths` lengths of prompts."""
     check_drafter_bits(options.drafter_bits, "--drafter-bits")
     for size in options.batch_sizes:
         check_int("--batch-size", size, 1, MAX_AT_ONCE)

@@ -33,7 +33,6 @@ Load = Callable[[BenchOptions, Loading, str, EngineOptions], Redrafter]
 def load_model(
     options: BenchOptions, loading: Loading, drafter: str, engine: EngineOptions
 ) -> Redrafter:
-    """Load the target and this drafter; see `load`."""
     return load(
         options.model, drafter, dtype=loading.dtype, quantize=loading.quantize,
         kv_bits=options.kv_bits, quantized_kv_start=options.quantized_kv_start,

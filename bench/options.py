@@ -35,7 +35,6 @@ Activity = Callable[[str, Callable[[int, int], str] | None], AbstractContextMana
 
 @contextmanager
 def silent(name: str, describe: Callable[[int, int], str] | None = None) -> Iterator[Progress]:
-    """Tell nobody."""
     del name, describe
     yield lambda *_: None
 
@@ -195,10 +194,7 @@ class BenchOptions:
     def prepared(
         self, loaded: Redrafter | None, length: int | None, activity: Activity = silent
     ) -> list[Prepared]:
-        """Return the questions with their encoded prompts, which are empty without a model.
-
-        length: number of tokens to which every prompt is repeated or cut; None leaves it unchanged
-        """
+        """Return the questions with their prompts, of `length` tokens; empty without a model."""
         from redrafter_mlx.bench.measure.methods import BASELINE, Method
         from redrafter_mlx.bench.measure.plan import prepared_turns, resized
         from redrafter_mlx.bench.measure.runner import Runner
@@ -232,7 +228,6 @@ class BenchOptions:
 
     @cached_property
     def prompt_lengths(self) -> list[int | None]:
-        """The lengths of `prepared` prompts that are measured in turn."""
         return [*_integers("--prompt-tokens", self.prompt_tokens, positive=True)] or [None]
 
     def _draft_tokens(self) -> list[int]:

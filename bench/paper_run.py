@@ -125,8 +125,7 @@ def _narrow(options: BenchOptions, own: Collection[str]) -> BenchOptions:
 def installed_drafters(model: str) -> tuple[str, ...]:
     """List the model's drafters on this machine, prompt lookup, and "auto" if there is any.
 
-    A folder that was trained here is "trained" if it is the only one; that name takes the first of
-    several that can be loaded.
+    A folder that was trained here is "trained" if it is the only one: that name takes the first.
     """
     here = [d for d in list_drafters(model) if d.path is not None and d.form != "damaged"]
     trained = [d.name for d in here if d.name == str(d.path)]
@@ -181,7 +180,6 @@ def _paper(
 def _changed(
     protocol: PaperProtocol, options: BenchOptions, given: Collection[str]
 ) -> list[Difference]:
-    """Return the options of the command line that change the measurement."""
     own = dict(protocol.options)
     if protocol.installed:
         own["drafter"] = "all on this machine"
@@ -241,7 +239,6 @@ class Collected:
             self.draft_costs[answers[0].dtype] = level / costs.verify(1, costs.short_context)
 
     def evidence(self, results: Sequence[Result], answers: Sequence[Answer]) -> Evidence:
-        """Return the evidence for a table of these results."""
         return Evidence(
             rows=[row for each in results for row in each.rows], answers=answers,
             likelihoods=self.likelihoods, draft_costs=self.draft_costs,

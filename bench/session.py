@@ -140,7 +140,6 @@ def _run(options: BenchOptions, file: AnswersFile | None, hooks: Hooks) -> Outco
 
 
 def protocol_of(options: BenchOptions, prompt_tokens: int | None) -> Protocol:
-    """Return the protocol that the options describe."""
     return Protocol(
         options.asked_for, options.prompts, options.max_tokens, options.repeats,
         options.warmup, options.delay, options.seed, options.draft_model, prompt_tokens,
@@ -190,11 +189,7 @@ def _measure(
     busy: BusyMachine,
     hooks: Hooks,
 ) -> list[str]:
-    """Append one loading's answers: first those of the file, then the missing ones, measured.
-
-    Returns notes, one of them if methods are compared that answered in different runs of this
-    program.
-    """
+    """Append a loading's answers, first those of the file, then measured ones; return notes."""
     first, dtype = next(iter(drafters.values())), models[0].dtype
     draft = load_draft_model(options, first, hooks.activity)
     runner = Runner(drafters, None if draft is None else draft.model)
@@ -252,16 +247,7 @@ def settings_of(
     models: Sequence[LoadedModel],
     draft: LoadedTarget | None = None,
 ) -> Settings:
-    """Return the settings that new answers must share with those in the answers file.
-
-    Args:
-      draft: the model of mlx-lm's speculative decoding
-    Returns, among others:
-      drafts: all drafters, as `LoadedModel.drafts` describes them
-      blas:   file name of the library of matrix products; None for MLX's own
-      tf32:   whether float32 products are rounded to TF32
-      ranks:  number of processes that share the target
-    """
+    """Return the settings that answers in one file share; `draft` is mlx-lm's draft model."""
     model = models[0]
     return {
         "model": model.model,

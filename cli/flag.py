@@ -1,4 +1,7 @@
-"""One option of the command line: its names and help, and how its text becomes a value."""
+"""One option of the command line: its names and help, and how its text becomes a value.
+
+Whole numbers are read as people type them: `24GB`, `24 GiB`, `1.5M`, `1e6`, `16_384`, `2,000,000`.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ import functools
 import inspect
 import operator
 import os
+import re
 from dataclasses import dataclass
+from decimal import Decimal
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 
-from redrafter_mlx.cli.numbers import whole_number
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.words import option_name
 
@@ -21,6 +25,13 @@ POSITIONAL = "_argument"
 
 _WHOLE = (int, int | None)
 """Types of options that `whole_number` reads."""
+
+
+_NUMBER = re.compile(
+    r"([+-]?(?:\d[\d_,]*)?(?:\.\d+)?(?:e[+-]?\d{1,2})?)\s*(?:([kmgt])(i)?)?(b?)", re.I
+)
+
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 @dataclass(frozen=True)
@@ -114,3 +125,21 @@ def _without_literal(hint: object) -> object:
     """Return a type as typer takes it: `str` for a Literal."""
     hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     return functools.reduce(operator.or_, (str if get_origin(h) is Literal else h for h in hints))
+
+
+def whole_number(text: str, unit: int = 1) -> int:
+    """Parse a whole number, with k for 1000 or Ki for 1024 and so on, and with or without a B.
+
+    unit: what a number without a multiple, and the result, counts: 1_000_000 for megabytes
+    Raises ValueError, saying what to give.
+    """
+    found = _NUMBER.fullmatch(text.strip())
+    if found is None or not any(map(str.isdigit, found[1])):
+        raise ValueError(f"{text!r:.80} is no number; give one such as 2000, 1.5M, 1e6 or 24GB")
+    digits, multiple, binary, _ = found.groups()
+    number = Decimal(re.sub("[_,]", "", digits))
+    if multiple:
+        number = number * (1024 if binary else 1000) ** _POWERS[multiple.lower()] / unit
+    if number != int(number):
+        raise ValueError(f"{text!r:.80} is no whole number")
+    return int(number)

@@ -13,7 +13,7 @@ import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.flag import Flag
-from redrafter_mlx.cli.prefill_line import PrefillLine
+from redrafter_mlx.cli.progress import PrefillLine
 from redrafter_mlx.cli.terminal import (
     CONTEXT_IS_FULL,
     Terminal,
@@ -81,10 +81,7 @@ def command(
 
 
 def read_prompt(prompt: str, system: str | None, raw: bool) -> Prompt:
-    """Return the prompt in the form that the library takes.
-
-    Raises BadInputError if it is empty, or not UTF-8.
-    """
+    """Return the prompt as the library takes it; BadInputError if it is empty, or not UTF-8."""
     if raw and system is not None:
         raise BadInputError("--system needs the chat template; leave out --raw or --system")
     text = prompt

@@ -16,8 +16,8 @@ from redrafter_mlx.cli.chat import command as chat
 from redrafter_mlx.cli.doctor import command as doctor
 from redrafter_mlx.cli.launch import command as launch
 from redrafter_mlx.cli.learn import command as learn
-from redrafter_mlx.cli.models import cached_prompts, corpora
 from redrafter_mlx.cli.models import command as models
+from redrafter_mlx.cli.models import kept
 from redrafter_mlx.cli.terminal import (
     INTERRUPTED,
     check_text,
@@ -90,8 +90,8 @@ app.command("doctor")(doctor.command)
 app.command("verify")(verify.command)
 app.command("train")(train.command)
 app.command("learn")(learn.command)
-app.command("cache")(cached_prompts.command)
-app.command("corpora")(corpora.command)
+app.command("cache")(kept.cache)
+app.command("corpora")(kept.corpora)
 app.command("quality")(quality.command)
 app.command("bench")(bench.command)
 app.command(_TWO_WORDS)(bench_serve.command)

@@ -159,10 +159,7 @@ class QuestionOptions:
     limit: Annotated[int | None, LIMIT] = None
 
     def chosen(self) -> list[Question]:
-        """Return the questions; raises BadInputError for a file without any, or a limit below 1.
-
-        Raises DownloadError for a set that cannot be fetched.
-        """
+        """Return the questions; BadInputError for none or a limit below 1; DownloadError."""
         asked = OWN_QUESTIONS if self.questions is None else questions_of(self.questions)
         return choose_questions(asked, None, self.limit)
 

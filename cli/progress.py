@@ -8,18 +8,23 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.runtime.files.paths import human_size
 from redrafter_mlx.weights import Progress, log_progress
 
 if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
     from rich.progress import Task, TaskID
 
 
 _EVERY = 30.0
 """Seconds between the lines that stand for bars where stderr is no terminal."""
+
+
+_PATIENCE = 1.0
+"""Seconds without a token after which the line appears."""
 
 
 @contextmanager
@@ -28,12 +33,10 @@ def progress_bars(
     describe: Callable[[int, int], str] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Progress]:
-    """Show bars on stderr below the line `activity` until the end.
+    """Show bars on stderr below the line `activity` until the end; elsewhere lines now and then.
 
-    Off a terminal, large downloads and what takes long are logged; of other work, there is a line
-    on stderr now and then.
-
-    describe: turns the done and total amounts into text; by default they are bytes
+    describe: turns the done and total amounts into text; without it they are bytes, of which large
+    downloads and what takes long are logged
     """
     if not sys.stderr.isatty():
         yield log_progress() if describe is None else _occasional_lines(activity, describe, clock)
@@ -87,11 +90,6 @@ def _occasional_lines(
             print(amount, file=sys.stderr, flush=True)
 
     return report
-
-
-def describe_percent(done: int, _: int) -> str:
-    """Describe work that is counted in percent."""
-    return f"{done}%"
 
 
 def describe_count(done: int, total: int) -> str:
@@ -167,3 +165,65 @@ def duration(seconds: float) -> str:
     """Return text such as `about 2 h 5 min`; at least one minute."""
     hours, minutes = divmod(max(1, round(seconds / 60)), 60)
     return f"about {hours} h {minutes} min" if hours else f"about {minutes} min"
+
+
+class PrefillLine:
+    """Shows on a terminal that a prompt is being read, from its second second until `erase`.
+
+    As a context manager it is erased at the end. Any thread may call its methods.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        """It appears on `stream`, if that is a terminal."""
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._bars: Bars | None = None
+        self._amount: tuple[int, int] | None = None  # tokens read, and their total
+        self._over = not stream.isatty()
+        self._timer = threading.Timer(_PATIENCE, self._show)
+        self._timer.daemon = True
+
+    def __enter__(self) -> PrefillLine:
+        if not self._over:
+            self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.erase()
+
+    def update(self, read: int, total: int) -> None:
+        """Set the number of prompt tokens that were read, and their total number."""
+        with self._lock:
+            self._amount = read, total
+            self._refresh()
+
+    def erase(self) -> None:
+        """Remove the line; it does not appear again."""
+        with self._lock:
+            self._over = True
+            self._timer.cancel()
+            bars, self._bars = self._bars, None
+            if bars is not None:
+                bars.stop()
+
+    def _show(self) -> None:
+        from rich import progress as rich
+        from rich.console import Console
+
+        columns = (rich.SpinnerColumn(), rich.TextColumn("{task.description}"), rich.BarColumn(24))
+        with self._lock:
+            if self._over:
+                return
+            console = Console(file=self._stream)
+            self._bars = rich.Progress(*columns, console=console, transient=True)
+            self._bars.add_task("waiting for the first token", total=None)
+            self._refresh()
+            self._bars.start()
+
+    def _refresh(self) -> None:
+        if self._bars is not None and self._amount is not None:
+            read, total = self._amount
+            described = f"reading the prompt: {read:,} of {total:,} tokens"
+            self._bars.update(
+                self._bars.task_ids[0], description=described, completed=read, total=total
+            )

@@ -89,10 +89,7 @@ def command(
 
 
 def _names(arguments: Sequence[str], option: str | None) -> list[str]:
-    """Return the names of the models to serve.
-
-    Raises BadInputError if one is given twice, or both by arguments and by the option.
-    """
+    """Return the models to serve; raises BadInputError if one is given twice, or in two ways."""
     from redrafter_mlx.weights.registry import DEFAULT_MODEL
 
     if arguments and option is not None:

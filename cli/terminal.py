@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
+import typer
+
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.words import count
@@ -46,8 +48,8 @@ def sanitise(text: str) -> str:
     """Return `text` with every character that could control a terminal made visible.
 
     C0 and DEL become caret notation (ESC is `^[`); C1, lone surrogates and bidirectional controls
-    become U+FFFD. Newline and tab stay. Each character is handled alone, so that an
-    escape sequence that arrives in pieces is caught as well.
+    become U+FFFD. Newline and tab stay. Each character is handled alone, so that an escape sequence
+    in pieces is caught as well.
     """
     return text.translate(_VISIBLE)
 
@@ -84,10 +86,9 @@ def shape_note(
 ) -> str | None:
     """Describe shapes that were chosen step by step, for the statistics line.
 
-    Args:
-      nodes: the number verified per step, not the number that the shape has room for
-      shares: of drafted tokens, which a few steps among plain ones may hold, see `shares_line`
-      assumed: whether it is not measured yet what drafts cost on this machine
+    nodes:   the number verified per step, not the number that the shape has room for
+    shares:  of drafted tokens, which a few steps among plain ones may hold, see `shares_line`
+    assumed: whether it is not measured yet what drafts cost on this machine
     """
     if usual is None or nodes is None:
         return None
@@ -114,10 +115,7 @@ def shares_line(sources: Counter[Source]) -> str | None:
 def statistics_line(
     tokens: int, tokens_per_second: float, tokens_per_step: float, *notes: str | None
 ) -> str:
-    """Return `128 tokens · 14.2 tok/s · 2.31 tokens/step`, then notes.
-
-    A rate of 0 is left out, because the answer was too short for one.
-    """
+    """Return `128 tokens · 14.2 tok/s · 2.31 tokens/step`, then notes; a rate of 0 is left out."""
     parts = [count(tokens, "token")]
     if tokens_per_second > 0:
         parts.append(f"{tokens_per_second:.1f} tok/s")
@@ -144,10 +142,7 @@ class Terminal:
         return cls(sys.stdin, sys.stdout, sys.stderr, interactive)
 
     def read_line(self, prompt: str) -> str:
-        """Read the next line, without its line end; raises EOFError after the last one.
-
-        A byte order mark, which a file in a pipe may begin with, is not part of it.
-        """
+        """Read the next line, without its end or a byte order mark; EOFError after the last."""
         if self.interactive:
             return input(prompt)
         line = self.stdin.readline()
@@ -178,12 +173,10 @@ class Terminal:
 class StopKey:
     """Handles Ctrl-C while an answer is generated, or a drafter trained (`answering` throughout).
 
-    Before the first token, Ctrl-C raises KeyboardInterrupt as usual, so that the prefill of a long
-    prompt stops at once. Later it only sets `pressed`, so that the answer ends between two tokens
-    and the conversation's cache stays usable; a second Ctrl-C raises. While the turn is being
-    stored (`closing`), Ctrl-C has no effect other than to set `pressed`.
-
-    notice: line that the first Ctrl-C prints; empty prints none
+    Before the first token, Ctrl-C raises KeyboardInterrupt as usual, so that a long prefill stops
+    at once. Later it only sets `pressed`, so that the answer ends between two tokens and the
+    conversation's cache stays usable; a second Ctrl-C raises. While the turn is being stored
+    (`closing`), it only sets `pressed`. `notice` is a line that the first one prints.
     """
 
     answering: bool = False
@@ -233,6 +226,12 @@ def quiet_interrupts(terminal: Terminal) -> Iterator[None]:
         termios.tcsetattr(terminal.stdin, termios.TCSANOW, before)
 
 
+def confirm(question: str) -> None:
+    """Ask a person at a terminal, whose no ends the command; ask nobody elsewhere."""
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        typer.confirm(question, abort=True, err=True)
+
+
 def console() -> Console:
     """Return a console for tables; in a pipe it is 200 columns wide, so that no cell is folded."""
     from rich.console import Console
@@ -254,7 +253,7 @@ def open_missing_streams() -> None:
 
 
 def tolerate_any_text() -> None:
-    """Let the standard streams carry any text: invalid bytes then cause our error, not Python's."""
+    """Let the standard streams carry any text: invalid bytes cause our error, not Python's."""
     for stream, errors in (
         (sys.stdin, "surrogateescape"),
         (sys.stdout, "replace"),

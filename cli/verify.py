@@ -58,7 +58,6 @@ def command(
 
 
 def describe(report: VerificationReport, decode: Callable[[list[int]], str]) -> str:
-    """Format the report as text: what was compared, each difference, and the verdict."""
     weights = f", {report.bits}-bit weights" if report.bits else ""
     weights += f", {report.kv_packing}" if report.kv_packing else ""
     drafts = "mlx-lm's own answers, with errors" if report.drafter == "oracle" else report.drafter

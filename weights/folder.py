@@ -51,10 +51,9 @@ _LLAMA_TOKENIZERS = ("LlamaTokenizer", "LlamaTokenizerFast")
 def load_folder(folder: Path, name: str) -> RawModel:
     """Read a model; `name` is what the user called it.
 
-    Raises:
-      ModelNotFoundError: the folder holds no model
-      DamagedFileError: a file is truncated or not what it should be, a tensor missing or misshapen
-      UnsupportedModelError: mlx-lm does not know the architecture, or it wants its own code run
+    Raises ModelNotFoundError if there is none, DamagedFileError naming a file,
+    UnsupportedModelError for an architecture that mlx-lm does not know, or one that wants its own
+    code to be run.
     """
     stored = read_config(folder)
     headers = read_headers(folder)
@@ -74,10 +73,7 @@ def load_folder(folder: Path, name: str) -> RawModel:
 def _load_model(
     folder: Path, headers: dict[Path, SafetensorsHeader], changes: dict[str, object]
 ) -> tuple[nn.Module, dict[str, object]]:
-    """Return the model and its configuration, including additions by generation_config.json.
-
-    changes: keys that replace those of config.json
-    """
+    """Return the model and its configuration, in which `changes` replace keys of config.json."""
     names = [name for header in headers.values() for name in header.shapes]
     classes = _without_heads if any(n.startswith(_HEADS) for n in names) else _get_classes
     try:

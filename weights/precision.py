@@ -43,14 +43,10 @@ class Precision:
 def convert(
     model: nn.Module, dtype: DType, quantize: int | None, stored: mx.Dtype | None = None
 ) -> Precision:
-    """Convert an unevaluated model according to the options; see the table above.
+    """Convert a model by the options (see the table above), without evaluating anything.
 
-    Nothing is evaluated, so that what the model will take in memory can be checked.
-
-    Args:
-      stored: dtype that `auto` gives on a GPU; None leaves every array as it is
-    Raises:
-      BadInputError: `quantize` contradicts already quantised weights, or fits no layer
+    stored: dtype that `auto` gives on a GPU; None leaves every array as it is
+    Raises BadInputError if `quantize` contradicts already quantised weights, or fits no layer.
     """
     on_cpu = backend() == "cpu"
     bits = stored_bits(model)
@@ -133,10 +129,7 @@ def unpack(module: nn.Module, weights: mx.array) -> None:
 
 
 def quantize_layers(model: nn.Module, bits: int) -> bool:
-    """Quantise the layers whose rows divide into groups; the others stay, as in mlx-lm.
-
-    Returns whether there is such a layer.
-    """
+    """Quantise the layers whose rows divide into groups; return whether there is one."""
     own = getattr(model, "quant_predicate", None) or (lambda _path, _module: True)
 
     def how(path: str, module: nn.Module) -> bool | dict[str, int]:

@@ -29,13 +29,7 @@ SHARE_OF_DISK = 0.5
 
 
 def quantised_file(model: Path, fingerprint: str, precision: Precision) -> Path:
-    """Return the path of a model's quantised weights; the file may not exist.
-
-    It is another one when the model's weights are written anew: a fingerprint does not cover the
-    weights of a folder.
-
-    model: the file or folder of the model as it is stored
-    """
+    """Return the path of quantised weights, another one once the model is written anew."""
     files = [model] if model.is_file() else sorted(model.glob(MODEL_WEIGHTS))
     written = [(file.name, file.stat().st_mtime_ns) for file in files]
     key = f"{fingerprint} {written} {precision.bits} bits by {GROUP_SIZE} {precision.dtype}"
@@ -44,10 +38,7 @@ def quantised_file(model: Path, fingerprint: str, precision: Precision) -> Path:
 
 
 def use_quantised(model: nn.Module, path: Path) -> bool:
-    """Make an unevaluated model read its weights from `path`; return False if it cannot.
-
-    A damaged file is treated as missing.
-    """
+    """Make an unevaluated model read its weights from an undamaged `path`; whether it does."""
     wanted = {name: array.shape for name, array in _arrays(model).items()}
     try:
         if not path.exists() or read_safetensors_header(path).shapes != wanted:

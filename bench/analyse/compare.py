@@ -61,17 +61,13 @@ class Change:
         return "within the spread" if self.ratio.low <= 1 <= self.ratio.high else "differs"
 
     def to_dict(self) -> dict[str, object]:
-        """Return the object that `--compare --json` prints."""
         return {**asdict(self), "certain": self.certain, "verdict": self.verdict}
 
 
 def read_result(path: str | Path) -> Saved:
-    """Read the object that `bench --json` or `bench --paper` printed, the last line of a file.
+    """Read the object that `bench --json` or `--paper` printed, at the end of a file or a report.
 
-    If a table was measured with several lengths of prompts, its rows have that length.
-
-    path: that file, or the folder of a report
-    Raises BadInputError if there is no such object.
+    Rows of a table with several lengths of prompts have that length. Raises BadInputError.
     """
     file = Path(path) / RESULT if Path(path).is_dir() else Path(path)
     try:

@@ -49,7 +49,6 @@ class Result:
     baseline: str = BASELINE
 
     def to_dict(self) -> dict[str, object]:
-        """Return the object that `--json` prints."""
         return {**asdict(self), "rows": [row.to_dict() for row in self.rows]}
 
 
@@ -61,10 +60,7 @@ class Verdict(NamedTuple):
 
 
 def judge(rows: Sequence[Row], models: Sequence[LoadedModel]) -> Verdict:
-    """Judge whether our own greedy rows have the baseline's tokens.
-
-    Rows of mlx-lm's speculative decoding do not affect the verdict.
-    """
+    """Judge whether our own greedy rows have the baseline's tokens; mlx-lm's drafts are not."""
     notes, failed = [], False
     for model in {model.dtype: model for model in models}.values():
         differing = [

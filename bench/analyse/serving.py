@@ -47,8 +47,7 @@ def category_rows(
 ) -> list[ServingRow]:
     """Return rows per category and server of one user's load; none if there is one category only.
 
-    categories: of each question, in the order of the answers. With more users there are no such
-                rows, because answers of several categories share the machine.
+    With more users, answers of several categories share the machine. `categories` are the answers'.
     """
     rows: list[ServingRow] = []
     names = dict.fromkeys(categories)

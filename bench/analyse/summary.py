@@ -93,10 +93,7 @@ class Row:
     out_of_memory: bool
 
     def to_dict(self) -> dict[str, object]:
-        """Return the row as JSON: with the method's fields, and the method's name as `method`.
-
-        Rows of batches have the names of `_IN_BATCHES`, and medians of two figures.
-        """
+        """Return the row as JSON, with its method's fields; of batches under `_IN_BATCHES`."""
         figures, method = asdict(self), asdict(self.method)
         method["method"] = method.pop("name")
         if (size := method.pop("batch_size")) is None:
@@ -136,9 +133,8 @@ def of_whole_rounds(
 ) -> list[Answer]:
     """Return the answers to questions that all methods of their batch size have answered.
 
-    Otherwise the speed of two methods would be compared over different questions.
-
-    planned: the methods of each dtype
+    Otherwise the speed of two methods would be compared over different questions. `planned` are the
+    methods of each dtype.
     """
     answered: dict[tuple[object, ...], set[Method]] = {}
     for a in answers:

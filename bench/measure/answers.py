@@ -73,7 +73,6 @@ class Answer:
         return self.dtype, self.prompt_tokens, self.method.batch_size, self.group, self.repeat
 
     def to_dict(self, settings: Settings) -> dict[str, object]:
-        """Return the JSON object that is a line of the answers file."""
         answer = asdict(self)
         run = answer.pop("run")
         lengths = run.pop("accept_lengths")
@@ -129,11 +128,7 @@ _BEGINNING = '{"question_id": '
 
 @contextmanager
 def _alone_with(name: Path) -> Iterator[None]:
-    """Keep other runs from writing an answers file meanwhile; it need not exist yet.
-
-    Raises BadInputError, naming it, if another run writes it, or if it is not a file that can be
-    written.
-    """
+    """Keep other runs from writing an answers file meanwhile; it need not exist yet."""
     made = not name.exists()
     if not name.parent.is_dir():
         raise BadInputError(f"there is no folder {name.parent}")
@@ -187,7 +182,6 @@ class AnswersFile:
                 )
 
     def append(self, answers: Iterable[Answer], settings: Settings) -> None:
-        """Write the answers of one batch."""
         self._append("".join(json.dumps(each.to_dict(settings)) + "\n" for each in answers))
 
     def _append(self, text: str) -> None:
@@ -233,10 +227,7 @@ _OF_A_DTYPE = {"arithmetic", "bits", "drafts"}
 
 
 def matching(file: AnswersFile, dtype: str, settings: Settings) -> list[Answer]:
-    """Return a file's answers of one dtype; raises BadInputError if settings differ.
-
-    Answers of other dtypes must share all settings that do not follow from the dtype.
-    """
+    """Return a file's answers of one dtype; BadInputError if others do not share its settings."""
     for answer, stored in file.lines:
         shared = settings.keys() - (set() if answer.dtype == dtype else _OF_A_DTYPE)
         file.check(stored, settings, shared)

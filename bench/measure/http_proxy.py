@@ -18,10 +18,7 @@ CONNECTIONS = {"http": HTTPConnection, "https": HTTPSConnection}
 
 
 def connection_to(url: str, timeout: float) -> tuple[HTTPConnection, str, dict[str, str]]:
-    """Return a connection that is not open yet, and the target and headers of a request for `url`.
-
-    Raises BadInputError for a proxy of another kind.
-    """
+    """Return a connection, not open yet, and a request's target and headers for `url`."""
     parts, proxy = urlsplit(url), proxy_of(url)
     if proxy is None:
         return CONNECTIONS[parts.scheme](parts.netloc, timeout=timeout), parts.path, {}

@@ -212,8 +212,7 @@ def _read_chunk(chunk: Mapping[str, Any]) -> tuple[object, str]:
 def measure_load(server: Server, load: Load) -> list[Answered]:
     """Return the answers in the order of the questions; each free user asks the next question.
 
-    After an error or Ctrl-C no more questions are asked. It is raised when the running answers have
-    ended.
+    After an error or Ctrl-C no more are asked; it is raised when the running answers have ended.
     """
     with ThreadPoolExecutor(load.users) as pool:
         limits = load.max_tokens, load.temperature
@@ -226,11 +225,7 @@ def measure_load(server: Server, load: Load) -> list[Answered]:
 
 
 def measure_in_turn(servers: Sequence[Server], load: Load) -> list[list[list[Answered]]]:
-    """Measure several servers round by round; return each one's answers in each round.
-
-    A machine that becomes faster or slower does so for all of them. Every round begins with the
-    next server.
-    """
+    """Measure servers round by round, so that a slower minute is all of theirs."""
     measured: list[list[list[Answered]]] = [[] for _ in servers]
     for i, part in enumerate(load.rounds() if len(servers) > 1 else [load]):
         for turn in range(i, i + len(servers)):

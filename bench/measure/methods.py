@@ -61,10 +61,7 @@ class Method:
 
     @property
     def order(self) -> tuple[int, float, int, str, str, int, int]:
-        """Sort key: batch size, temperature, name, acceptance, drafter, width and length.
-
-        The automatic shape comes before others.
-        """
+        """Sort key; the automatic shape comes before others."""
         return (
             self.batch_size or 0,
             self.temperature,
@@ -100,6 +97,5 @@ class Method:
     def request(
         self, redrafter: Redrafter, prompt: Sequence[int], max_tokens: int, seed: int
     ) -> Request:
-        """Return the request for an answer of our own decoding loop."""
         options = redrafter.chosen_options(self.options(max_tokens, seed), {})
         return Request(tuple(redrafter.encode(prompt)), options, pack=PACKINGS[self.prefixes])

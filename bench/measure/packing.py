@@ -24,10 +24,7 @@ its own prefixes."""
 
 
 def check_prefixes(prefixes: Prefixes, options: GenerationOptions) -> None:
-    """Raise BadInputError for options that other packings than "all" exclude.
-
-    Auto-tuning counts on all prefixes, and rejection draws its own tree.
-    """
+    """Raise BadInputError for options that other packings than "all" exclude."""
     if prefixes == "all":
         return
     if options.method == "rejection":
@@ -83,10 +80,7 @@ def pack_separately(beams: Beams, max_nodes: int) -> TokenTree:
     """Pack each candidate of full length as a separate branch from the shared root.
 
     Siblings may have the same token here. If several paths are accepted, their tokens are the same,
-    so the text is that of the merged tree.
-
-    Returns:
-      a tree of N = W (L - 1) + 1 nodes; nodes after the end of a candidate are padding
+    so the text is that of the merged tree. It has N = W (L - 1) + 1 nodes, the padding last.
     """
     del max_nodes  # none is left out
     B, W, L = beams.tokens.shape

@@ -45,9 +45,7 @@ def prepared_turns(
 ) -> Iterator[Prepared]:
     """Yield the prompts of each question's first turns, each with the turns and answers before it.
 
-    Args:
-      encode: returns the prompt of a conversation
-      answer: answers the prompt of an earlier turn, in the same way for all methods
+    answer: answers the prompt of an earlier turn, in the same way for all methods
     """
     for question in questions:
         messages: Conversation = []
@@ -140,10 +138,7 @@ class Plan:
                         yield Case(method, around[at : at + (size or 1)], at, repeat)
 
     def split(self, answers: Iterable[Answer]) -> tuple[list[Answer], list[Case]]:
-        """Split the plan into the answers of finished runs and the runs that are missing.
-
-        Raises BadInputError if a question had another prompt when it was answered.
-        """
+        """Split into the answers of finished runs, to the same prompts, and the missing ones."""
         found = {answer.key: answer for answer in answers}
         done, missing = list[Answer](), list[Case]()
         for case in self.order():
@@ -234,13 +229,10 @@ def list_methods(
     Only typical acceptance is combined with `thresholds`. Beside fixed shapes, the automatic one is
     combined with the prefixes "all" alone, for others need a fixed shape.
 
-    Args:
-      shapes:       beam shapes by drafter name; the name is None if there is only one drafter
-      accepts:      None for the default: greedy at temperature 0, sample above
-      draft_tokens: for mlx-lm's speculative decoding; empty leaves that method out
-      batch_sizes:  each with all methods
-    Raises:
-      BadInputError: if an acceptance method fits no temperature, or a shape is impossible
+    shapes:       by drafter name; the name is None if there is only one drafter
+    accepts:      None for the default: greedy at temperature 0, sample above
+    draft_tokens: for mlx-lm's speculative decoding; empty leaves that method out
+    Raises BadInputError if an acceptance method fits no temperature, or a shape is impossible.
     """
     methods: list[Method] = []
     drawn: Sequence[AcceptMethod] = ("sample",) if accepts is None else accepts

@@ -38,9 +38,7 @@ class QuestionSet(NamedTuple):
 
 
 def questions_of(source: str, *, offline: bool = False) -> list[Question]:
-    """Return the questions of a public set, or of a file.
-
-    A file in the current folder has precedence over a set of the same name.
+    """Return the questions of a public set, or of a file, which has precedence.
 
     Raises BadInputError for a file without questions, and for SPEED-Bench; DownloadError for a set
     that cannot be fetched.

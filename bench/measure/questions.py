@@ -70,8 +70,7 @@ OWN_QUESTIONS = (
 def read_questions(path: str | Path) -> list[Question]:
     """Read a file of questions, in the formats of `conversation_of`, or plain lines.
 
-    Raises BadInputError naming the file and the line, or the element of a JSON array; and naming
-    the file if it has SPEED-Bench's placeholder.
+    Raises BadInputError naming the file, and the line or element.
     """
     found = [*filter(None, (_question(where, row) for where, row in read_rows(path)))]
     if not found:
@@ -85,9 +84,8 @@ def choose_questions(
 ) -> list[Question]:
     """Return the questions of `categories` (None: all), at most `limit`, each with an id.
 
-    They are evenly spaced: question files are sorted by category, so the first questions would be
-    of one category. Raises BadInputError for a category that does not occur, a limit below 1, or
-    an id that occurs twice.
+    They are evenly spaced: question files are sorted by category. Raises BadInputError for a
+    category that does not occur, a limit below 1, or an id that occurs twice.
     """
     if limit is not None and limit < 1:
         raise BadInputError(f"--limit is {limit}; it must be at least 1")

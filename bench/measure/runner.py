@@ -138,10 +138,7 @@ class Runner:
     def run_together(
         self, method: Method, prompts: Sequence[list[int]], max_tokens: int, seeds: Sequence[int]
     ) -> list[Run]:
-        """Answer the prompts at once.
-
-        seeds: of each prompt's answer; mlx-lm's own batch has the first one for all
-        """
+        """Answer the prompts at once, with a seed each; mlx-lm's batch has the first for all."""
         # mlx-lm's loop leaves the step beyond its last token running.
         self._first.thread.run(lambda: mx.synchronize(our_stream()))
         mx.reset_peak_memory()

@@ -40,7 +40,6 @@ class Layout:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Layout:
-        """Return the layout in a data file."""
         lists: dict[str, Any] = {k: tuple(v) for k, v in data.items() if isinstance(v, list)}
         return cls(**{**data, **lists})
 
@@ -78,11 +77,8 @@ def paper_table(
 ) -> TextTable:
     """Return the table of these lines, which are the settings and the cells of each row.
 
-    Columns without a cell, such as the name of the only drafter, are left out.
-
-    Args:
-      known: the published rows
-      note:  what to add to the layout's own note
+    Columns without a cell, such as the name of the only drafter, are left out. `known` are the
+    published rows; `note` is added to the layout's own.
     """
     columns = layout.columns.split(", ")
     shown_otherwise = {*columns, *layout.covers}

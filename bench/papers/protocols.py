@@ -26,6 +26,9 @@ Rows = Literal["drafted", "whole", "by category", "correlated", "along answers",
 """The `rows` of a data file."""
 
 
+Inspects = Literal["likelihoods", "draft costs", "packed sizes"] | None
+
+
 def accuracy_table(layout: Layout, evidence: Evidence, known: Sequence[Record]) -> TextTable:
     """Return accuracy by the draft's position, at each evaluation of each run."""
     del known  # curves, which no paper prints as figures
@@ -59,8 +62,6 @@ TABLES: Mapping[Rows, Callable[[Layout, Evidence, Sequence[Record]], TextTable]]
     "training logs": accuracy_table,
 }
 
-Inspects = Literal["likelihoods", "draft costs", "packed sizes"] | None
-
 
 @dataclass(frozen=True)
 class PaperProtocol:
@@ -88,7 +89,6 @@ class PaperProtocol:
 
     @classmethod
     def of(cls, name: str, data: Mapping[str, Any]) -> PaperProtocol:
-        """Return the protocol in the `measured` object of a data file."""
         given = {**data, "layout": Layout.of(data["layout"])} if data else {}
         if "question" in given:
             given["question"] = Question(**given["question"])
@@ -108,7 +108,6 @@ class PaperProtocol:
 
     @property
     def published(self) -> Published:
-        """The paper's own figures."""
         return published(self.name)
 
     def measured(self, evidence: Evidence) -> TextTable:

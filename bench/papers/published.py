@@ -58,7 +58,6 @@ class Published:
     across: str = ""
 
     def records(self) -> list[Record]:
-        """Return each row by column."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 

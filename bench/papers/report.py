@@ -29,7 +29,6 @@ class PaperResult:
     differences: tuple[Difference, ...]
 
     def to_dict(self) -> dict[str, object]:
-        """Return what `--json` prints."""
         return asdict(self)
 
     @property

@@ -154,7 +154,6 @@ def _weights(model: nn.Module, rows: int) -> int:
 
 
 def main() -> None:
-    """Print a table for each configuration."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("config", type=Path, nargs="+")
     parser.add_argument("--context", type=int, default=8192, help="tokens before the step")

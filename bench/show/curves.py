@@ -46,10 +46,7 @@ def _beside_its_calls(costs: CostModel) -> str:
 
 
 def plot_curves(costs: CostModel, path: str | Path) -> None:
-    """Plot the target's call by query rows at both context lengths, and drafting by beam length.
-
-    Raises BadInputError as `check_plot` does.
-    """
+    """Plot the target's call by query rows, and drafting by length; errors of `check_plot`."""
     check_plot(path)
     from matplotlib.figure import Figure
 

@@ -38,10 +38,7 @@ def check_plot(path: str | Path) -> None:
 
 
 def plot(grids: Sequence[Grid], path: str | Path, heading: str = "") -> None:
-    """Draw three plots per grid: tokens per second, tokens/step, speedup.
-
-    Raises BadInputError as `check_plot` does, and if there is nothing to draw.
-    """
+    """Draw tokens per second, tokens/step and speedup of each grid; errors of `check_plot`."""
     check_plot(path)
     if not grids:
         raise BadInputError("--plot has nothing to draw: no beam shape was measured")
@@ -94,7 +91,6 @@ def _heatmap(axes: Axes, grid: Grid) -> None:
 
 
 def _lines(axes: Axes, grid: Grid, name: str, value: Callable[[Cell], float]) -> None:
-    """Draw one line per beam length, over beam width."""
     for length in grid.lengths:
         cells = sorted(cell for cell in grid.cells if cell.beam_length == length)
         widths = [cell.beam_width for cell in cells]

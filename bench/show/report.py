@@ -45,7 +45,6 @@ def compare_table(
 
 
 def serving_table(rows: Sequence[ServingRow]) -> TextTable:
-    """Return a table of servers under load."""
     several = len({row.url for row in rows}) > 1
     by_category = len({row.category for row in rows}) > 1
     lines = []
@@ -80,10 +79,7 @@ def rich_table(table: TextTable) -> RenderableType:
 
 
 def heatmap(grid: Grid) -> RenderableType:
-    """Draw a heatmap: rows are beam widths, columns beam lengths.
-
-    A cell has tokens per second, and the speedup below it.
-    """
+    """Draw tokens per second, and the speedup below, by beam width (rows) and length."""
     drawn = Table(show_lines=True)
     drawn.add_column("")
     for length in grid.lengths:

@@ -27,10 +27,7 @@ _FILES = (REPORT, RESULT, HEATMAP, "profile*.png")
 
 
 def check_report(folder: str | Path, answers: str | None = None) -> None:
-    """Raise BadInputError if the folder cannot be written or holds other files than a report.
-
-    answers: the file of `--answers`, which may be in the folder
-    """
+    """Raise BadInputError if a report cannot be written there beside the file of `--answers`."""
     folder = Path(folder)
     if not str(folder).strip() or folder.is_file():
         raise BadInputError(f"--report is {str(folder)!r}, which is a file; give a folder")
@@ -54,7 +51,6 @@ def write_report(
 
     profiles: cost models by the dtype and drafter that were measured
     command:  the command line with which others can repeat the measurement
-    Raises BadInputError if it cannot be written.
     """
     folder = Path(folder).absolute()
     partial = folder / _PARTIAL  # inside, since the folder may be on another disk than its parent
@@ -82,15 +78,11 @@ def write_report(
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """Return the files of a report in a folder."""
     return [path for name in _FILES for path in folder.glob(name) if path.is_file()]
 
 
 def _draw(folder: Path, result: Result, profiles: Mapping[str, CostModel]) -> list[str]:
-    """Draw the pictures and return their names.
-
-    Without matplotlib there are none: the tables have the same figures.
-    """
+    """Draw the pictures, none without matplotlib, and return their names."""
     if find_spec("matplotlib") is None:
         return []
     names, m = [], result.machine

@@ -128,10 +128,7 @@ def batch_table(rows: Sequence[Row]) -> TextTable:
 
 
 def acceptance_table(rows: Sequence[Row]) -> TextTable:
-    """Return a table of acceptance by draft position, and of the nodes that merging saves.
-
-    It has a column for each position up to the eighth, then for one in eight.
-    """
+    """Return acceptance by draft position (to the eighth, then one in eight), and merging."""
     drafted = [r for r in rows if r.acceptance or r.nodes_after]
     deepest = max((len(r.acceptance) for r in drafted), default=0)
     depths = [d for d in range(1, deepest + 1) if d <= 8 or d % 8 == 0 or d == deepest]

@@ -36,10 +36,7 @@ from redrafter_mlx.tuning.cost import CostModel
 
 
 def run(options: BenchOptions, output: Output, given: Set[str]) -> int:
-    """Measure what the options ask for, print it, and return the exit status.
-
-    given: names of the options that the command line sets
-    """
+    """Measure what the options ask for, print it, and return the status; see `given_names`."""
     if output.compare is not None:
         leave_to_rank_0()
         if others := sorted(given - {"compare", "json"}):
@@ -56,7 +53,6 @@ def run(options: BenchOptions, output: Output, given: Set[str]) -> int:
 
 
 def _check_output(options: BenchOptions, output: Output) -> None:
-    """Raise BadInputError if the picture or the report cannot be made or written."""
     for name, path in (("--plot", output.plot), ("--report", output.report)):
         if path is not None and options.batch_sizes:
             raise BadInputError(f"--batch-size has no use for {name}; leave it out")
@@ -73,7 +69,6 @@ def _check_output(options: BenchOptions, output: Output) -> None:
 def _load(
     options: BenchOptions, loading: Loading, drafter: str, engine: EngineOptions
 ) -> Redrafter:
-    """Load the model with progress on stderr."""
     asked = opt.ModelOptions(
         options.model, loading.dtype, loading.quantize, options.offline, drafter,
         options.drafter_bits, options.draft_vocab, options.kv_bits, options.quantized_kv_start,
@@ -89,7 +84,6 @@ def _status(outcome: Outcome) -> int:
 
 
 def _answer_questions(options: BenchOptions, output: Output, given: Set[str]) -> int:
-    """Measure answers to the questions, with `--report` and `--plot`."""
     profiles: dict[str, CostModel] = {}
 
     def profile(drafters: Mapping[str | None, Redrafter], answers: Sequence[Answer]) -> None:
@@ -116,7 +110,6 @@ def _answer_questions(options: BenchOptions, output: Output, given: Set[str]) ->
 
 
 def _spelled(groups: Sequence[BenchOptions | Output], given: Set[str]) -> str:
-    """Return the command line that sets these options."""
     words = ["redrafter-mlx", "bench"]
     for name, value in ((n, v) for options in groups for n, v in vars(options).items()):
         if name not in given or value is None or value is False:
@@ -154,7 +147,6 @@ def _repeat_paper(name: str, options: BenchOptions, output: Output, given: Set[s
 
 
 def _compare(output: Output, before: str, after: str) -> None:
-    """Print a comparison of two saved results."""
     first, second = read_result(before), read_result(after)
     changes, differences = compare(first.rows, second.rows), differing(first, second)
     record = {"changes": [change.to_dict() for change in changes], "differences": differences}

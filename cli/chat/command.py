@@ -15,7 +15,7 @@ from redrafter_mlx.cli.chat.line_editing import line_editing
 from redrafter_mlx.cli.flag import Flag
 from redrafter_mlx.cli.learn.show import summary
 from redrafter_mlx.cli.models.offer import offer_drafter
-from redrafter_mlx.cli.prefill_line import PrefillLine
+from redrafter_mlx.cli.progress import PrefillLine
 from redrafter_mlx.cli.serve import API_KEY
 from redrafter_mlx.cli.terminal import (
     CONTEXT_IS_FULL,
@@ -131,10 +131,7 @@ def command(
 
 
 def token_counter(model: Redrafter) -> Callable[[str], int]:
-    """Return a function that counts a text's tokens.
-
-    It raises BadInputError for a text that the model's context has no room for.
-    """
+    """Return a function that counts a text's tokens; BadInputError if it is too long."""
     return lambda text: len(model.encode(text, raw=True))
 
 
@@ -178,11 +175,7 @@ def read_turn(terminal: Terminal) -> tuple[str, bool]:
 
     After a line that is `"""` alone, only such a line ends the message, and an indented one is
     part of it, so that quoted code may hold docstrings. After `"""` and text, any line does that
-    ends in `"""`.
-
-    Raises:
-      EOFError: at the end of the input
-      BadInputError: the input ended inside the quotation marks
+    ends in `"""`. Raises EOFError at the input's end, BadInputError inside the quotation marks.
     '''
     line = terminal.read_line(PROMPT)
     if not line.startswith(QUOTES):
@@ -248,7 +241,6 @@ def answer(chat: Chat, text: str) -> None:
 def finish_answer(
     chat: Chat, last: Response | RemoteToken | None, sources: Counter[Source], stopped: bool
 ) -> None:
-    """Show the statistics line of an answer."""
     note = "stopped" if stopped else None
     if last is None:
         if stopped:

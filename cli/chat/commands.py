@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from redrafter_mlx.checks import refuse_unknown_keys
-from redrafter_mlx.cli.numbers import whole_number
+from redrafter_mlx.cli.flag import whole_number
 from redrafter_mlx.cli.options import GENERATION
 from redrafter_mlx.cli.terminal import check_text
 from redrafter_mlx.config import GenerationOptions
@@ -165,7 +165,7 @@ def _read(chat: Chat, rest: str) -> None:
 
 
 def _read_text(path: Path) -> str:
-    """Return a file's text; raises OSError, and BadInputError for anything but a text of a size."""
+    """Return a file's text; raises OSError, or BadInputError for anything but a text."""
     if not stat.S_ISREG(path.stat().st_mode):  # reading a named pipe would never end
         raise BadInputError("it is not a file")
     with path.open("rb") as file:
@@ -187,7 +187,7 @@ def _read_text(path: Path) -> str:
 def with_files(files: Mapping[str, str], question: str) -> str:
     """Return a message with files: each one's name, its text in a fenced block, then the question.
 
-    The fence is longer than any in the text.
+    A fence is longer than any in its text.
     """
     blocks = []
     for name, text in files.items():
@@ -198,10 +198,7 @@ def with_files(files: Mapping[str, str], question: str) -> str:
 
 
 def _read_chat(path: Path) -> tuple[str | None, list[dict[str, str]]]:
-    """Read system message and turns from a file of /save.
-
-    Raises DamagedFileError or BadInputError for any other file.
-    """
+    """Read system message and turns from a file of /save; DamagedFileError or BadInputError."""
     try:
         messages = [
             {"role": message["role"], "content": check_text("a message", message["content"])}

@@ -71,8 +71,7 @@ class RemoteModel:
 def connect(url: str, name: str | None, api_key: str | None) -> tuple[RemoteModel, Server]:
     """Return the named model of a server, or its only one, and a client for it.
 
-    Raises BadInputError for an invalid URL, and ServerError if the model is missing or still
-    loading.
+    Raises BadInputError for an invalid URL, ServerError if the model is missing or still loading.
     """
     server = Server(url.rstrip("/"), name, api_key)
     if not urlsplit(server.url).path:
@@ -120,8 +119,8 @@ class RemoteSession:
     ) -> Generator[RemoteToken, None, None]:
         """Stream the next turn; raises BadInputError for options that a request cannot carry.
 
-        on_prefill: called with the number of prompt tokens read so far, and their total number, if
-                    the server reports them
+        on_prefill: called with the prompt tokens read so far and in total, if the server reports
+        them
         """
         asked = {"role": "user", "content": text}
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
@@ -188,7 +187,7 @@ def _own(chunk: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _valid(text: object) -> str:
-    """Return a text of a server with replacements for surrogates without their other half."""
+    """Return a text of a server, with replacements for halves of surrogate pairs."""
     if not isinstance(text, str):
         raise TypeError(f"a text is {text!r:.40}")
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

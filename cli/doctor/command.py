@@ -106,7 +106,7 @@ def examine() -> Report:
 
 
 def print_report(report: Report) -> None:
-    """Print the report for people: aligned facts, then each problem with its remedy."""
+    """Print aligned facts, then each problem with its remedy."""
     width = max(len(_label(name)) for facts in report.facts.values() for name in facts)
     for section, facts in report.facts.items():
         if facts:

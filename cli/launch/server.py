@@ -34,13 +34,10 @@ def served(
 ) -> Iterator[Served]:
     """Yield the server at a port of this machine; start one for the time if none listens there.
 
-    Args:
-      model:   that the server must serve; None takes what it serves
-      options: of `redrafter-mlx serve`, for a server that is started
-      note:    shows one line to the user
-    Raises:
-      BadInputError: the server there does not serve this model
-      ServerError:   it cannot be used, or the one that was started ended
+    model:   that the server must serve; None takes what it serves
+    options: of `redrafter-mlx serve`, for a server that is started
+    note:    shows one line to the user
+    Raises BadInputError if it serves others, ServerError if it cannot be used, or ended.
     """
     if _state(port) is not None:
         while _state(port) is False:
@@ -68,10 +65,7 @@ def _state(port: int) -> bool | None:
 
 
 def _model_at(port: int, api_key: str | None, model: str | None = None) -> Served:
-    """Return a model of a running server, by default its first one.
-
-    Raises ServerError if the server is not one of ours, BadInputError if it lacks the model.
-    """
+    """Return a model of a running server of ours, by default its first one; errors as above."""
     url = f"http://{_HOST}:{port}"
     entries = Server(f"{url}/v1", None, api_key).models()
     if not entries or entries[0].get("owned_by") != "redrafter-mlx":

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Annotated, cast
-
-import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.flag import Flag
 from redrafter_mlx.cli.learn import at_night as night
 from redrafter_mlx.cli.learn import show
 from redrafter_mlx.cli.progress import describe_count, progress_bars
-from redrafter_mlx.cli.terminal import Terminal, one_line
+from redrafter_mlx.cli.terminal import Terminal, confirm, one_line
 from redrafter_mlx.config import DType
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.learning.folder import LearningFolder, learning_folders
@@ -104,10 +101,7 @@ def _learn(target: opt.TargetOptions, minutes: float) -> None:
 
 
 def _folders_of(model: str | None) -> list[LearningFolder]:
-    """Return what is kept for a model, or for all models if none is named.
-
-    Raises BadInputError if nothing is kept for the model.
-    """
+    """Return what is kept for a model, or for all without a name; BadInputError for nothing."""
     folders = learning_folders()
     if model is None:
         return folders
@@ -144,8 +138,7 @@ def _undo(folders: Sequence[LearningFolder]) -> None:
 def _forget(folders: Sequence[LearningFolder]) -> None:
     for folder in folders:
         what = f"what is kept for {one_line(folder.model)} ({human_size(folder.nbytes)})"
-        if sys.stdin.isatty() and sys.stderr.isatty():
-            typer.confirm(f"remove {what}, answers and learned drafters?", abort=True, err=True)
+        confirm(f"remove {what}, answers and learned drafters?")
         folder.forget()
         print(f"removed {what}")
     if not folders:

@@ -15,7 +15,6 @@ from redrafter_mlx.runtime.words import count
 
 
 def status(folder: LearningFolder) -> list[str]:
-    """Return what is kept for a model and what was learned, as lines."""
     store = TextStore(folder.texts)
     times = [text.time for text in store.texts()]
     lines, newest, used = [], 0.0, "none yet"
@@ -56,7 +55,6 @@ def describe_run(run: LearningRun) -> str:
 
 
 def describe_result(run: LearningRun, model: str) -> list[str]:
-    """Describe a run that has just ended."""
     lines = [
         f"{one_line(model)}: {count(run.steps, 'step')} in {run.seconds:.0f} s, "
         f"{count(run.answers, 'answer')} kept",

@@ -51,7 +51,6 @@ def pull(*, name: Name, target: Annotated[opt.TargetOptions, ("offline",)]) -> N
 
 
 def fetch(name: str, *, offline: bool = False) -> Path:
-    """Download a model or a published drafter, with progress, check it, and return its path."""
     with progress_bars(f"pulling {name}") as progress:
         from redrafter_mlx.loading.supported import check_repository
         from redrafter_mlx.weights.fetching.resolve import pull as download
@@ -172,7 +171,7 @@ def show(
 
 
 def _check_files(path: Path) -> None:
-    """Raise RedrafterError unless the files are of a model or of a supported form of drafter."""
+    """Raise RedrafterError unless the files are a model's, or a drafter's of a known form."""
     from redrafter_mlx.drafting.files.recognition import (
         form_of,
         holds_drafter,

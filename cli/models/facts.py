@@ -43,7 +43,6 @@ def drafter_facts(name: str) -> dict[str, str]:
 
 
 def source_facts(model: ModelStatus) -> dict[str, str | None]:
-    """Return where a model comes from, and what is on disk, by label."""
     remedy = f"not here; fetch it with: redrafter-mlx pull {model.name}"
     return {
         "name": model.name,
@@ -78,7 +77,6 @@ def unsupported(model: ModelStatus) -> str | None:
 
 
 def memory_facts(model: ModelStatus, machine: Machine, context: int) -> dict[str, str]:
-    """Return the memory for models, and what each way of loading the model needs."""
     from redrafter_mlx.weights.fit.needs import MOSTLY_EMBEDDING, drafter_bytes, needs
 
     if model.stored is None:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from redrafter_mlx.cli import options as opt
-from redrafter_mlx.cli.flag import Flag
-from redrafter_mlx.cli.numbers import whole_number
+from redrafter_mlx.cli.flag import Flag, whole_number
 from redrafter_mlx.cli.options import MODEL
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.awake import kept_awake
@@ -92,7 +91,7 @@ class TrainOptions:
     # fmt: on
 
     def check_hours(self) -> None:
-        """Raise BadInputError if --hours is out of range, or beside an option that it replaces."""
+        """Raise BadInputError if --hours is out of range, or beside what it replaces."""
         if self.hours is None:
             return
         if not 0 < self.hours <= _MAX_HOURS:
@@ -106,10 +105,7 @@ class TrainOptions:
                 )
 
     def given(self) -> dict[str, object]:
-        """Return what was set, by options-file key; `drafter.layers` is in table [drafter].
-
-        Raises BadInputError if --draft-vocab is neither a number of tokens nor `all`.
-        """
+        """Return what was set, by options-file key; `drafter.layers` is in table [drafter]."""
         named = {
             key: value
             for key, value in asdict(self).items()

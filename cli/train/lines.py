@@ -21,7 +21,6 @@ from redrafter_mlx.runtime.words import count
 
 
 def print_deadline(console: Console, deadline: Deadline) -> None:
-    """Print when a run for a time ends."""
     console.print(
         f"{ends_at(deadline.left)} ({deadline.seconds / 3600:g} h), or after {MAX_EPOCHS:g} passes "
         f"over its corpus"
@@ -34,10 +33,7 @@ def ends_at(seconds: float) -> str:
 
 
 def print_corpus(run: WrittenRun, console: Console, *, planned: bool) -> None:
-    """Print what the written corpus holds and what was left out.
-
-    planned: whether time bounded its size, so that it need not have the size asked for
-    """
+    """Print what the corpus holds; `planned`: time bounded it, not the size asked for."""
     corpus, plan = run.size, run.plan
     left = describe_left_out(corpus.left_out) or "nothing"
     console.print(
@@ -52,11 +48,7 @@ def print_corpus(run: WrittenRun, console: Console, *, planned: bool) -> None:
 
 
 def shortfall(corpus: CorpusSize, job: TrainingJob, max_bytes: int, *, layers: bool) -> str | None:
-    """Explain why a corpus that the target writes is smaller than requested; None if it is not.
-
-    max_bytes: its maximum size on disk
-    layers: whether the inputs of context layers are kept
-    """
+    """Explain why a corpus (of `max_bytes` at most) is smaller than requested; None if not."""
     if job.data is not None or corpus.answer_tokens >= job.answer_tokens:
         return None
     tenth = ", a tenth of the free disk," if job.cache_bytes is None else ""
@@ -103,10 +95,7 @@ def print_verdict(job: TrainingJob, rows: list[MeasuredRow]) -> None:
 
 
 def print_sizes(run: RunPlan, *, planned: bool) -> None:
-    """Print what a dry run knows, by arithmetic, and what it cannot know.
-
-    planned: whether --hours bounds the run instead
-    """
+    """Print what a dry run knows, by arithmetic; `planned`: --hours bounds the run instead."""
     console = Console(highlight=False, soft_wrap=True, markup=False)
     known, free = run.sizes(), free_disk(run.corpus.folder)
     share = min(1.0, known.max_bytes / known.corpus_bytes)

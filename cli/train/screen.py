@@ -59,10 +59,7 @@ Training = Callable[[Callable[[], bool], Callable[[], float]], Iterable[Event]]
 
 
 def run_training(job: TrainingJob, *, dry_run: bool, hours: float | None) -> None:
-    """Run all stages of a job; Ctrl-C leaves it ready to resume.
-
-    hours: the time that all of it may take, instead of the sizes that the job has
-    """
+    """Run all stages of a job, in so many `hours` if given; Ctrl-C leaves it ready to resume."""
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     ranks = join_ranks()
     deadline = None if hours is None else Deadline(job.output, hours)
@@ -87,7 +84,6 @@ def run_training(job: TrainingJob, *, dry_run: bool, hours: float | None) -> Non
 
 
 def _train(planned: RunPlan, console: Console, deadline: Deadline | None) -> None:
-    """Run all stages from the corpus on."""
     # A finished run, whose time is over as this one begins, is timed with all questions again.
     over = deadline.is_over if deadline is not None and not deadline.is_over() else lambda: False
     with _timed(deadline):
@@ -142,7 +138,6 @@ def _say_goodbye(console: Console, kept: str) -> None:
 
 @contextmanager
 def _timed(deadline: Deadline | None) -> Iterator[None]:
-    """Save the time spent before a stage, and after it, however it ends."""
     save = (lambda: None) if deadline is None else deadline.save
     save()
     try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.flag import Flag
-from redrafter_mlx.cli.progress import describe_percent, progress_bars
+from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.cpu.blas import BLAS
@@ -76,7 +76,7 @@ def command(
     if fastest is not None and fastest != BLAS.library:
         restart_with(fastest)
     loaded, machine = opt.load_model(loading, chat_or=chat_or), BusyMachine.here()
-    with progress_bars("measuring this machine", describe_percent) as progress, machine.watched():
+    with progress_bars("measuring this machine", "{}%".format) as progress, machine.watched():
         tuning, expected = measure(loaded, again, progress, raw)
     for note in machine.notes():
         Terminal.standard().note(note)
@@ -182,11 +182,10 @@ def _best(expected: ExpectedRates) -> BeamShape:
 def _main() -> None:
     """Sample the calls of one BLAS library for `compare_libraries`, in a process started for it.
 
-    Nothing of it is kept: the fastest library is measured in full afterwards. It reads the options
-    from a line of standard input, which stays open as long as the result is wanted, and prints
-    tokens per second on standard output.
+    It reads the options from a line of standard input, which stays open as long as the result is
+    wanted, and prints tokens per second. Nothing of it is kept.
     """
-    from redrafter_mlx.cli.expected_speed import TRAINED, expected_speed
+    from redrafter_mlx.cli.tune.advice import TRAINED, expected_speed
 
     loading = opt.ModelOptions(**json.loads(sys.stdin.readline()))
     threading.Thread(target=_end_with_input, daemon=True).start()

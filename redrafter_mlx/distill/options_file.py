@@ -35,6 +35,49 @@ _NAMES = {int: "a whole number", float: "a number", bool: "true or false"}
 _T = TypeVar("_T")
 
 
+RecipeName = Literal["paper", "speculators"]
+
+RECIPES: Mapping[RecipeName, Mapping[str, object]] = {
+    # arXiv 2403.09919, section 3.5, and its code's recurrent_drafting/cmd/train.{py,sh}. The loss
+    # there is the sum over T = 5 drafts, with gradients clipped at 1; here it is their mean.
+    "paper": {
+        "labels": "target",
+        "learn_prompts": False,
+        "drafter.form": "recurrent",
+        "drafter.rnn": True,
+        "drafter.layers": 2,
+        "drafter.exit_dim": None,
+        "drafter.head": "own",
+        "drafter.draft_vocab": "all",
+        "drafter.context_layers": [],
+        "training.draft_length": 5,
+        "training.epochs": 2.0,
+        "training.optimizer": "adamw_torch",
+        "training.learning_rate": 1e-3,
+        "training.final_rate": 0.0,
+        "training.warmup_share": 0.1,
+        "training.weight_decay": 0.0,
+        "training.clip": 0.2,
+        "training.soft_share": 0.0,
+        "training.depth_decay": 1.0,
+    },
+    # arXiv 2404.19124, its first stage.
+    "speculators": {
+        "drafter.form": "mlp",
+        "training.learning_rate": 1e-3,
+        "training.depth_decay": 1.0,
+    },
+}
+"""Recipes by name: keys of an options file (`training.epochs` for a key of a table) and their
+values; None for a key that must be left out."""
+
+_FURTHER: Mapping[str, Mapping[str, object]] = {
+    # The second stage: the paper saw spikes of the loss at the first one's rate.
+    "speculators": {"training.learning_rate": 1e-4},
+}
+"""What a recipe fixes otherwise in a run that starts from a drafter."""
+
+
 def read_options(path: Path) -> dict[str, object]:
     """Return the tables of an options file; raises BadInputError naming it if it is not TOML."""
     try:
@@ -151,49 +194,6 @@ def _described(hint: object) -> str:
         else:
             names.append(next((name for known, name in _NAMES.items() if kind is known), "text"))
     return " or ".join(names)
-
-
-RecipeName = Literal["paper", "speculators"]
-
-RECIPES: Mapping[RecipeName, Mapping[str, object]] = {
-    # arXiv 2403.09919, section 3.5, and its code's recurrent_drafting/cmd/train.{py,sh}. The loss
-    # there is the sum over T = 5 drafts, with gradients clipped at 1; here it is their mean.
-    "paper": {
-        "labels": "target",
-        "learn_prompts": False,
-        "drafter.form": "recurrent",
-        "drafter.rnn": True,
-        "drafter.layers": 2,
-        "drafter.exit_dim": None,
-        "drafter.head": "own",
-        "drafter.draft_vocab": "all",
-        "drafter.context_layers": [],
-        "training.draft_length": 5,
-        "training.epochs": 2.0,
-        "training.optimizer": "adamw_torch",
-        "training.learning_rate": 1e-3,
-        "training.final_rate": 0.0,
-        "training.warmup_share": 0.1,
-        "training.weight_decay": 0.0,
-        "training.clip": 0.2,
-        "training.soft_share": 0.0,
-        "training.depth_decay": 1.0,
-    },
-    # arXiv 2404.19124, its first stage.
-    "speculators": {
-        "drafter.form": "mlp",
-        "training.learning_rate": 1e-3,
-        "training.depth_decay": 1.0,
-    },
-}
-"""Recipes by name: keys of an options file (`training.epochs` for a key of a table) and their
-values; None for a key that must be left out."""
-
-_FURTHER: Mapping[str, Mapping[str, object]] = {
-    # The second stage: the paper saw spikes of the loss at the first one's rate.
-    "speculators": {"training.learning_rate": 1e-4},
-}
-"""What a recipe fixes otherwise in a run that starts from a drafter."""
 
 
 def with_recipe(

@@ -26,11 +26,7 @@ from redrafter_mlx.server.tasks import ClientGoneError, client_gone, race
 
 @dataclass(frozen=True, eq=False)
 class PlanEndpoint(Generic[R]):
-    """An ASGI application for one path that generates nothing.
-
-    schema: schema of the request
-    result: makes the answer of a request and the model
-    """
+    """An ASGI application for one path that generates nothing; `result` makes its answer."""
 
     schema: type[R]
     result: Callable[[R, Hosted], Json]
@@ -46,11 +42,7 @@ class PlanEndpoint(Generic[R]):
 
 @dataclass(frozen=True, eq=False)
 class GenerationEndpoint(Generic[R]):
-    """An ASGI application for one path.
-
-    schema: schema of the request
-    reply:  makes the reply to a request, from the request, the model and the time of its arrival
-    """
+    """An ASGI application for one path; `reply` takes a request, its model and its arrival."""
 
     schema: type[R]
     reply: Callable[[R, Hosted, float], Reply[R]]

@@ -63,11 +63,9 @@ class Models:
 
     @property
     def in_thread(self) -> bool:
-        """Whether a thread is loading one of them."""
         return any(host.in_thread for host in self.hosts.values())
 
     def stalled(self, seconds: float) -> bool:
-        """Whether one of them has work, and made no progress for `seconds`."""
         return any(host.stalled(seconds) for host in self.hosts.values())
 
     async def start(self) -> None:
@@ -177,7 +175,6 @@ class Models:
         return used + needed <= self._limit
 
     def _others(self, host: ModelHost) -> list[ModelHost]:
-        """Return the models in memory but this one."""
         loaded = [other for other in self.hosts.values() if other.loaded is not None]
         return [other for other in loaded if other is not host]
 

@@ -11,7 +11,7 @@ import pytest
 from simulated import cliff, machine
 
 from redrafter_mlx.bench.papers.published import CHIPS, timings
-from redrafter_mlx.cli.expected_speed import (
+from redrafter_mlx.cli.tune.advice import (
     LOOKUP,
     NOTHING,
     TRAINED,

@@ -38,10 +38,7 @@ _UNREACHABLE = {"ConnectError", "TimeoutException", "ProxyError"}
 """Names of the HTTP client's errors without an answer; its module differs between versions."""
 
 MAX_DRAFTER_LAYERS = 8
-"""Maximum number of layers of a drafter.
-
-A repository of PyTorch files with more layers is a language model's, which needs safetensors.
-"""
+"""Maximum layers of a drafter: a repository of PyTorch files with more needs safetensors."""
 
 
 class UnreachableError(DownloadError):
@@ -74,12 +71,7 @@ def split_repo(name: str) -> tuple[str, str] | None:
 
 
 def list_repo(repo: str, revision: str) -> Listing:
-    """Ask the Hub which files a repository holds.
-
-    Raises:
-      UnreachableError: no answer
-      ModelNotFoundError: no such repository or revision, or one that is not open to this user
-    """
+    """Ask the Hub which files a repository holds; UnreachableError or ModelNotFoundError."""
     with _explained_errors(repo, revision):
         info = huggingface_hub.HfApi(endpoint=_endpoint()).model_info(
             repo,
@@ -154,15 +146,11 @@ def download_repo(
 ) -> Path:
     """Download a repository's configuration, tokenizer and weights into the Hub's cache.
 
-    Weights are safetensors, or PyTorch files if a drafter has no safetensors. They come last, so
-    that a folder with all its weights is complete. Before them, `check` is called with the
-    configuration's path and the sizes of all files; it may raise. The revision's name moves to
-    these files after the last one, so an older download stays usable until then.
+    Weights (PyTorch files if a drafter has no safetensors) come last, and the revision's name after
+    them: a folder with all its weights is complete, and an older download stays usable until then.
 
-    Raises:
-      ModelNotFoundError: the repository holds nothing that can be loaded
-      NoRoomError: the disk is too small
-      DownloadError: the transfer broke off
+    check: called before the weights with config.json's path and the sizes of all files; may raise
+    Raises ModelNotFoundError if it holds nothing that can be loaded, NoRoomError, DownloadError.
     """
     at_commit = replace(listing, revision=listing.commit)
     names = [name for name in listing.sizes if "/" not in name]
@@ -195,10 +183,7 @@ def _are_safetensors(weights: Iterable[Path]) -> bool:
 
 
 def is_drafter_config(config: Path) -> bool:
-    """Whether a configuration is a drafter's, judged by its number of layers.
-
-    EAGLE-3's files may state the target's number.
-    """
+    """Whether a configuration is a drafter's: of few layers, or EAGLE-3's."""
     try:
         described = read_object(config)
     except DamagedFileError:

@@ -40,8 +40,7 @@ def other_models() -> dict[str, Path]:
 def find_other(name: str) -> Path | None:
     """Return the path of the model with this name; None if neither app has it.
 
-    Raises UnsupportedModelError for a model of Ollama with an adapter, DamagedFileError for one
-    whose files are missing.
+    Raises UnsupportedModelError for an adapter of Ollama, DamagedFileError if files are missing.
     """
     manifest = dict(_manifests()).get(name)
     return dict(_lm_studio()).get(name) if manifest is None else _blob(manifest)

@@ -24,12 +24,8 @@ def resolve_part(
 ) -> Path:
     """Return the folder of a model, of whose weights only the files with some tensors are needed.
 
-    Args:
-      name: a folder, or a Hub repository that is fetched if these files are missing here
-      of:   the tensors that are needed
-    Raises:
-      ModelNotFoundError: there is no such folder or repository, or it holds no such tensors
-      DownloadError: the files are missing here and cannot be fetched
+    name: a folder, or a Hub repository that is fetched if these files are missing here
+    Raises ModelNotFoundError if it does not exist or holds no such tensors, DownloadError.
     """
     if Path(name).is_dir():
         return Path(name)

@@ -67,18 +67,12 @@ def resolve(
 ) -> LocalModel:
     """Find a model on this machine, or download it.
 
-    Args:
-      name: None is the default model
-      progress: None logs large downloads
-      advise: called if the model does not fit this machine as stored, or could not be updated
-      check_listed: called with a repository's config.json and the names of its files before
-        weights are downloaded; may raise
-      update: download a newer version of a model that is here; pinned files and local paths never
-        change, so they are only checked
-    Raises:
-      TooLargeError: it would have to be downloaded, and its weights do not fit this machine
-      ModelNotFoundError: nothing has that name
-      DownloadError: incomplete on disk and cannot be downloaded; names the command to try again
+    name:   None is the default model
+    advise: called if the model does not fit this machine as stored, or could not be updated
+    check_listed: called with config.json and the names of all files before weights are downloaded
+    update: download a newer version of a model that is here, unless it is pinned or local
+    Raises TooLargeError if it does not fit and would have to be downloaded, ModelNotFoundError if
+    nothing has that name, DownloadError naming the command to try again.
     """
     wanted = DEFAULT_MODEL if name is None else str(name)
     report = progress or log_progress()

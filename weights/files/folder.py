@@ -80,12 +80,9 @@ def read_config(folder: Path) -> dict[str, object]:
 
 
 def check_layers(config: Mapping[str, object], max_layers: int, path: Path) -> None:
-    """Raise DamagedFileError, naming the key, for more layers than a model can have.
+    """Raise DamagedFileError, naming the key in `path`, for more layers than there are tensors.
 
     Checked before it is built: millions of layers fill the memory before a tensor is missed.
-
-    most: the number of tensors in its weight files: each layer has at least one
-    path: of the configuration
     """
     text = config.get("text_config")
     for described in (config, text if isinstance(text, Mapping) else {}):

@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredTensors:
-    """Description of the tensors in a folder's weight files.
+    """Description of the tensors in a folder's weight files, shapes by their names.
 
-    path:   the file, or the folder if there are several, for messages
-    files:  the weight files
-    shapes: by tensor name
+    path: the file, or the folder if there are several, for messages
     """
 
     path: Path
@@ -41,8 +39,6 @@ class StoredTensors:
 
 def open_tensors(folder: Path, of: Needed | None = None) -> StoredTensors:
     """Open the weight files of a folder; safetensors are preferred if there are several sets.
-
-    of: as in `weight_files`
 
     Raises DamagedFileError, naming the file, if there is none, or one is missing, truncated, or
     holds a tensor that another one holds too.

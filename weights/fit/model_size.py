@@ -131,12 +131,7 @@ def quantised_bits(bits: int, float_bytes: int = 2) -> float:
 
 
 def bits_of_drafter(asked: int | None, target: int | None) -> int | None:
-    """Return the bits, 4 or 8, that a drafter's weights are quantised to; None for as stored.
-
-    Args:
-      asked: 4, 8, or 16 for as stored; None for the target's
-      target: bits of the target's weights in memory, None if they are not quantised
-    """
+    """Return the bits (4, 8, None: as stored) for a drafter: those asked for, or the target's."""
     if asked is None:
         return None if target is None else 4 if target <= 4 else 8
     return None if asked == 16 else asked

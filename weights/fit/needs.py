@@ -133,10 +133,7 @@ def check_download(name: str, stored: StoredModel, machine: Machine) -> str | No
 def check_listing(
     name: str, config: Path, sizes: Mapping[str, int], machine: Machine
 ) -> str | None:
-    """`check_download` for a repository, by its configuration and file sizes.
-
-    Of a mixture of experts only the bytes of its files are known.
-    """
+    """`check_download` by configuration and file sizes; of a mixture by its bytes alone."""
     described = read_object(config)
     nbytes = sum(sizes[file] for file in weight_names([*sizes]))
     stored = of_config(described, nbytes)
@@ -155,10 +152,7 @@ def check_listing(
 def check_load(
     name: str, path: Path, nbytes: int, machine: Machine, *, shared: bool = False
 ) -> None:
-    """Raise TooLargeError, with what fits instead, if weights of `nbytes` are too large.
-
-    shared: whether they are this rank's share of the weights
-    """
+    """Raise TooLargeError, with what fits instead; `shared` are a rank's share of the weights."""
     if nbytes <= machine.working_set:
         return
     if shared:

@@ -70,17 +70,12 @@ def render_chat(
 
     Messages without control tokens are encoded exactly as `apply_chat_template` encodes them.
 
-    Args:
-      messages: as `check_messages` takes them
-      add_generation_prompt: whether to end with the start of an answer
-      tools: functions that the model may call, in OpenAI's format
-      thinking: whether the model should reason first; None leaves it to the template
-      reasoning_effort: how much, as in OpenAI's API, for templates that know it
-      continue_final_message: whether to end within the last message, the assistant's, so that the
-        answer goes on with it; without `add_generation_prompt`
-      variables: further variables of the template
-    Raises:
-      BadInputError: no chat template, malformed messages, or messages that the template refuses
+    tools: functions that the model may call, in OpenAI's format
+    thinking: whether the model should reason first; None leaves it to the template
+    reasoning_effort: how much, as in OpenAI's API, for templates that know it
+    continue_final_message: whether the answer goes on with the last message, the assistant's
+    variables: further variables of the template
+    Raises BadInputError without a chat template, and for messages that are malformed or refused.
     """
     checked = check_messages(messages)
     if not tokenizer.has_chat_template:
@@ -180,7 +175,6 @@ def _render(
     options: dict[str, Any],
     tokenize: bool,
 ) -> str | list[int]:
-    """Apply the template; return text, or token ids with `tokenize`."""
     try:
         out: str | list[int] = tokenizer.apply_chat_template(messages, tokenize=tokenize, **options)
     except Exception as error:  # a template is a program

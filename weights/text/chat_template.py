@@ -37,10 +37,7 @@ def has_chat_template(path: Path, name: str) -> bool:
 
 
 def require_chat_template(path: Path, name: str, instead: str) -> None:
-    """Raise BadInputError, with the advice `instead`, for a model without one.
-
-    As `has_chat_template` otherwise.
-    """
+    """Raise BadInputError, with the advice `instead`, for a model without one."""
     if not has_chat_template(path, name):
         raise BadInputError(f"{name} has no chat template; {instead}")
 

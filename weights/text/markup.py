@@ -193,10 +193,7 @@ class OutputParser:
         return deltas
 
     def finish(self, *, cut: bool = False) -> list[Delta]:
-        """Return the parts held back so far, at the end of the answer.
-
-        cut: whether it was cut short by its length
-        """
+        """Return the parts held back; `cut`: the answer was cut short by its length."""
         deltas: list[Delta] = []
         while self._call is not None:
             rest = self._after(self._call.finish(cut=cut), deltas)

@@ -64,8 +64,7 @@ class Pieces:
 def read_pieces(path: Path) -> Pieces:
     """Read the vocabulary of a `tokenizer.model`.
 
-    Raises DamagedFileError if it cannot be read, UnsupportedModelError if it is not BPE, or if it
-    normalises text.
+    Raises DamagedFileError, or UnsupportedModelError if it is not BPE or normalises text.
     """
     processor = sentencepiece.SentencePieceProcessor()
     try:

@@ -26,6 +26,17 @@ _ONE_IN = 8
 """One of the user's prompts in this many is for judging, never for training."""
 
 
+_TEXTS, _TOKENS = 48, 96
+
+_OPTIONS = WritingOptions(
+    starter_share=1.0, batch=_TEXTS, openings=(0,), max_answer_tokens=_TOKENS, seed=67
+)
+
+_TOGETHER = 24
+"""Texts of a shard. Within it, those that share a prefix, as turns do, are read after each other,
+so that the prefix is read once."""
+
+
 @dataclass(frozen=True)
 class Split:
     """Texts by their use, the newest first."""
@@ -88,12 +99,6 @@ def _digest(prompt: Sequence[int]) -> int:
     return int.from_bytes(hashlib.sha256(np.array(prompt, np.int64).tobytes()).digest()[:8], "big")
 
 
-_TEXTS, _TOKENS = 48, 96
-_OPTIONS = WritingOptions(
-    starter_share=1.0, batch=_TEXTS, openings=(0,), max_answer_tokens=_TOKENS, seed=67
-)
-
-
 @dataclass
 class _Reported(BlockProgress):
     """Reports each step of writing."""
@@ -129,11 +134,6 @@ def general_texts(
         answer = tuple(text.answer.tolist())
         store.append(KeptText(tuple(text.prompt), answer, time=time.time()))
     return [*store.texts()]
-
-
-_TOGETHER = 24
-"""Texts of a shard. Within it, those that share a prefix, as turns do, are read after each other,
-so that the prefix is read once."""
 
 
 def read(target: Target, texts: Sequence[KeptText]) -> Iterator[Text]:

@@ -40,6 +40,10 @@ _FIRST_RATE = 0.1
 """The first learning rate, as a share of the peak."""
 
 
+_MAX_CACHED = 1_000_000_000
+"""Bytes of unused memory that MLX may keep: batches of many sizes would leave it more and more."""
+
+
 class Learner:
     """A student and its optimiser; only the student's network is trained."""
 
@@ -127,10 +131,6 @@ def learning_rate(options: TrainOptions, progress: float) -> float:
     over = min(1.0, (progress - warmup) / (1 - warmup)) if warmup < 1 else 1.0
     left = (1 + math.cos(math.pi * over)) / 2
     return peak * (options.final_rate + (1 - options.final_rate) * left)
-
-
-_MAX_CACHED = 1_000_000_000
-"""Bytes of unused memory that MLX may keep: batches of many sizes would leave it more and more."""
 
 
 @dataclass(frozen=True)

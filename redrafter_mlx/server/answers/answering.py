@@ -89,8 +89,8 @@ async def generate(
 
     alternatives: number of likeliest tokens to report with each token that has log-probabilities
     reading:      called with the progress of prefill
-    more_room:    called if an answer that has not begun finds too little memory; returns whether
-                  it may find more now
+    more_room:    called if an answer that has not begun finds too little memory; whether to try
+    again
     """
     loop, chunks = asyncio.get_running_loop(), asyncio.Queue[tuple[int, int, int]]()
 

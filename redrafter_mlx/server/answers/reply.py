@@ -85,11 +85,7 @@ class Reply(ABC, Generic[R]):
         constraint: Callable[[], Constraint | None] = lambda: None,
         answers: int = 1,
     ) -> list[Request]:
-        """Return the requests of the answers to one prompt.
-
-        Args:
-          constraint: called once per answer, for its constraint
-        """
+        """Return the requests of the answers to one prompt, each with its own constraint."""
         model = self._hosted.model
         room = model.prompts.room_for(prompt, max_tokens or model.context_length or _UNLIMITED)
         requests = []

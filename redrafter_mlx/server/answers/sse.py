@@ -45,11 +45,9 @@ class EventStream(Response):
     """A response whose body is the events that `produce` emits.
 
     If `produce` fails, the last event is its error. If the client disconnects, `produce` is
-    cancelled, and ClientGoneError is raised once it has ended.
-
-    silence: returns an event without content, sent after some seconds without another event; events
-             reset clients' time-outs, comments do not
-    failed:  returns the event for an error
+    cancelled, and ClientGoneError is raised once it has ended. `silence` returns an event without
+    content, sent after some seconds without another: events reset clients' time-outs, comments do
+    not.
     """
 
     media_type = "text/event-stream"

@@ -96,7 +96,6 @@ class CompletionReply(OpenAIReply[CompletionRequest]):
         return entries
 
     def _token(self, token: int) -> tuple[str, bytes | None]:
-        """Return a token's text and its bytes, None if they cannot be known."""
         text = token_text(self._hosted, token)
         return text, token_bytes(self._hosted, token, text)
 

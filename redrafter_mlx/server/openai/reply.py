@@ -113,7 +113,6 @@ class OpenAIReply(Reply[Asked]):
 
     @property
     def _reasoning_tokens(self) -> int:
-        """Number of tokens of all answers' reasoning."""
         return 0
 
     def finish_reason(self, answer: int) -> str | None:

@@ -44,10 +44,7 @@ class Reception:
     async def read(
         self, schema: type[Asked], scope: Scope, receive: Receive
     ) -> tuple[Asked, ModelHost]:
-        """Read a request, and find its model; raises ApiError if something is wrong.
-
-        The names of ignored fields are logged.
-        """
+        """Read a request, log the names of ignored fields, and find its model; raises ApiError."""
         body = await _read_body(Request(scope, receive), self.options.max_body * _MEGABYTE)
         asked = schema.parse(body)
         host = await self.models.find(asked.model)
@@ -72,8 +69,8 @@ class Reception:
 async def _read_body(request: Request, max_bytes: int) -> bytes:
     """Read the body; raises ApiError if it has more bytes than `max_bytes`.
 
-    Excess bytes are still read, up to a limit, and discarded: a client that is still sending when
-    its connection is closed may never see the answer.
+    Excess bytes are read, up to a limit, and discarded: a client that is still sending when its
+    connection is closed may never see the answer.
     """
     body, size = bytearray(), 0
     async for piece in request.stream():

@@ -22,10 +22,7 @@ def string_of(given: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def text_of(content: object, kinds: Collection[str], where: str) -> str:
-    """Return a content as one text: a string, or parts of these kinds.
-
-    Raises ApiError naming the part, such as an image.
-    """
+    """Return a string, or parts of these kinds, as one text; ApiError names others, as an image."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -48,17 +45,14 @@ class MessageList:
         self._answer: dict[str, Any] | None = None
 
     def add(self, role: str, content: str) -> None:
-        """Add a message of the system or the user."""
         self._answer = None
         self.messages.append({"role": role, "content": content})
 
     def add_result(self, call_id: str, content: str) -> None:
-        """Add the result of a tool call."""
         self._answer = None
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
 
     def add_text(self, text: str) -> None:
-        """Add text of the assistant."""
         answer = self._open(begins="tool_calls")
         answer["content"] = "\n\n".join(filter(None, (answer["content"], text)))
 

@@ -57,10 +57,7 @@ class Output:
         self._open: _Open | None = None
 
     def take(self, delta: Delta, logprobs: list[Json]) -> Iterator[Json]:
-        """Take a part of the answer; yield its events, without their `sequence_number`.
-
-        logprobs: of the tokens of this part; those of a text alone are reported
-        """
+        """Take a part of the answer; yield its events. `logprobs` of a text alone are reported."""
         if delta.tool_call is not None:
             yield from self.close("completed")
             yield from self._call(delta.tool_call)
@@ -87,10 +84,7 @@ class Output:
         yield from self._done(item)
 
     def finish(self, status: str, logprobs: list[Json]) -> Iterator[Json]:
-        """Complete the last item; an answer without any has a message without text.
-
-        logprobs: of the tokens after its text, such as that which ends the answer
-        """
+        """Complete the last item, a message if there is none, with the last tokens' `logprobs`."""
         if self._open is None and not self.items:
             yield from self._begin("message")
         if logprobs and self._open is not None and self._open.kind == "message":

@@ -68,10 +68,7 @@ class CallText:
         return self._outcome()
 
     def finish(self, *, cut: bool) -> Outcome:
-        """Return what the text is, at the end of the answer.
-
-        cut: whether the answer was cut short, so that its last value may be incomplete
-        """
+        """Return what the text is, at the end of an answer, which may be `cut` in a value."""
         if self._found:
             return self._outcome()
         text = self._text.rstrip().removesuffix(self._setting.end)

@@ -32,6 +32,22 @@ _SHOWN = 4
 """Number of reasons that a line names."""
 
 
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+"""What a turn holds instead of a text that its authors' script fetches from the source."""
+
+JSON_LINES = (
+    'as JSON lines with pandas: read_parquet(...).to_json(..., orient="records", lines=True); '
+    "see docs/guides/measuring.md"
+)
+"""How to write a Parquet file so that it can be read here."""
+
+PREPARE = (
+    "NVIDIA's script fetches them (`python prepare_data.py --dataset speed --config qualitative` "
+    "in examples/specdec_bench of github.com/NVIDIA/Model-Optimizer); write the Parquet file that "
+    f"it makes {JSON_LINES}"
+)
+
+
 @dataclass(frozen=True)
 class Conversation:
     """A user's turns, with the answers if a file has them.
@@ -236,22 +252,6 @@ def _turns(value: object) -> list[str]:
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value.strip() else None
-
-
-PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
-"""What a turn holds instead of a text that its authors' script fetches from the source."""
-
-JSON_LINES = (
-    'as JSON lines with pandas: read_parquet(...).to_json(..., orient="records", lines=True); '
-    "see docs/guides/measuring.md"
-)
-"""How to write a Parquet file so that it can be read here."""
-
-PREPARE = (
-    "NVIDIA's script fetches them (`python prepare_data.py --dataset speed --config qualitative` "
-    "in examples/specdec_bench of github.com/NVIDIA/Model-Optimizer); write the Parquet file that "
-    f"it makes {JSON_LINES}"
-)
 
 
 def check_prepared(path: str | Path, questions: Iterable[Iterable[str]]) -> None:
