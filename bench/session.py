@@ -41,13 +41,10 @@ from redrafter_mlx.runtime.processes.launched import launched_rank
 
 
 class Outcome(NamedTuple):
-    """A result for each length of prompts, and all answers.
-
-    failed: whether an error ended it, or tokens differ although float32 guarantees equality
-    """
+    """A result for each length of prompts, and all answers."""
 
     results: Sequence[Result]
-    failed: bool
+    failed: bool  # whether an error ended it, or tokens differ although float32 guarantees equality
     answers: Sequence[Answer]
 
     @property

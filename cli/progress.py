@@ -99,16 +99,12 @@ def describe_count(done: int, total: int) -> str:
 
 @dataclass
 class Stage:
-    """Progress of one stage of the work.
-
-    unit:  unit of `done` and `total`; empty for work that is not counted
-    clock: seconds since some moment
-    """
+    """Progress of one stage of the work."""
 
     activity: str
-    unit: str = ""
+    unit: str = ""  # unit of `done` and `total`; empty for work that is not counted
     total: int | None = None
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = time.monotonic  # seconds since some moment
     _done: int = 0
     _note: str = ""
     _began: tuple[int, float] | None = None  # amount at the first update, and its time

@@ -19,20 +19,14 @@ from redrafter_mlx.weights.registry import REGISTRY
 
 @dataclass(frozen=True)
 class KnownDrafter:
-    """A drafter on the Hub.
-
-    form:    a `Form.name`, see drafting/files/forms.py
-    licence: None if unknown
-    size:    of its weights in bytes, None if unknown
-    embedding: bytes in it of the target's own embedding, which is not loaded
-    """
+    """A drafter on the Hub."""
 
     repo: str
-    form: str
+    form: str  # a `Form.name`, see drafting/files/forms.py
     revision: str = "main"
-    licence: str | None = None
-    size: int | None = None
-    embedding: int = 0
+    licence: str | None = None  # None if unknown
+    size: int | None = None  # of its weights in bytes, None if unknown
+    embedding: int = 0  # bytes in it of the target's own embedding, which is not loaded
 
     @property
     def in_memory(self) -> int | None:

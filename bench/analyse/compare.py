@@ -26,27 +26,21 @@ SavedRow = Mapping[str, object]
 
 
 class Saved(NamedTuple):
-    """A saved result.
-
-    setup: what it was measured with, such as {"machine chip": "M1"}
-    """
+    """A saved result."""
 
     rows: list[SavedRow]
-    setup: dict[str, object]
+    setup: dict[str, object]  # what it was measured with, such as {"machine chip": "M1"}
 
 
 @dataclass(frozen=True)
 class Change:
-    """One figure of one row in both results.
-
-    ratio: the second over the first, with its 95% interval
-    """
+    """One figure of one row in both results."""
 
     row: SavedRow
     figure: str
     before: Spread
     after: Spread
-    ratio: Spread
+    ratio: Spread  # the second over the first, with its 95% interval
 
     @property
     def certain(self) -> bool:

@@ -33,20 +33,15 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Result:
-    """The whole result of one `bench`.
-
-    interrupted: Ctrl-C came before everything was measured
-    notes:       lines that must be shown with the figures
-    baseline:    what speedups are over
-    """
+    """The whole result of one `bench`."""
 
     machine: Machine
     models: tuple[LoadedModel, ...]
     protocol: Protocol
     rows: tuple[Row, ...]
-    interrupted: bool
-    notes: tuple[str, ...]
-    baseline: str = BASELINE
+    interrupted: bool  # Ctrl-C came before everything was measured
+    notes: tuple[str, ...]  # lines that must be shown with the figures
+    baseline: str = BASELINE  # what speedups are over
 
     def to_dict(self) -> dict[str, object]:
         return {**asdict(self), "rows": [row.to_dict() for row in self.rows]}

@@ -14,16 +14,11 @@ from redrafter_mlx.speculation.sampling import log_softmax
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Likelihood of one text, at temperature 1.
+    """Likelihood of one text, at temperature 1."""
 
-    tokens:         number of tokens in the means
-    log_likelihood: mean log probability of a token, nats
-    entropy:        mean entropy of the target's distribution before each token, nats
-    """
-
-    tokens: int
-    log_likelihood: float
-    entropy: float
+    tokens: int  # number of tokens in the means
+    log_likelihood: float  # mean log probability of a token, nats
+    entropy: float  # mean entropy of the target's distribution before each token, nats
 
 
 def likelihood(

@@ -32,14 +32,10 @@ _TO_CONNECT, _PATIENCE = 10.0, 600.0
 
 @dataclass(frozen=True)
 class Server:
-    """A server for OpenAI's API.
+    """A server for OpenAI's API."""
 
-    url:   including the path before `/chat/completions`, such as http://127.0.0.1:8080/v1
-    model: the server's name for it; None lets the server choose
-    """
-
-    url: str
-    model: str | None = None
+    url: str  # including the path before `/chat/completions`, such as http://127.0.0.1:8080/v1
+    model: str | None = None  # the server's name for it; None lets the server choose
     api_key: str | None = None
 
     def __post_init__(self) -> None:
@@ -144,13 +140,10 @@ def _words(body: bytes) -> str:
 
 @dataclass(frozen=True)
 class Answered:
-    """One answer as its user saw it; all times are from one clock.
-
-    tokens: the server's count
-    """
+    """One answer as its user saw it; all times are from one clock."""
 
     text: str
-    tokens: int
+    tokens: int  # the server's count
     began: float
     first_token: float
     ended: float

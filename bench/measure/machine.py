@@ -18,21 +18,17 @@ from redrafter_mlx.version import __version__
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine and the versions.
-
-    device: MLX's default device, "gpu" or "cpu"
-    blas:   library of matrix products on the CPU
-    """
+    """The machine and the versions."""
 
     chip: str
-    device: str
+    device: str  # MLX's default device, "gpu" or "cpu"
     cores: int | None
     os: str
     python: str
     redrafter_mlx: str
     mlx: str
     mlx_lm: str
-    blas: str
+    blas: str  # library of matrix products on the CPU
 
     @classmethod
     def here(cls) -> Machine:
@@ -52,28 +48,18 @@ class Machine:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """The target as it was loaded, with one of its drafters.
+    """The target as it was loaded, with one of its drafters."""
 
-    dtype:      as given by the user
-    model_hash: see TargetSource; None for a model that was not loaded by name
-    arithmetic: such as "float32", or "float32, 8-bit keys and values"
-    bits:       bits per quantised weight in memory; None if weights are not quantised
-    drafter:    description in words; None if there is none
-    named:      the user's name for the drafter, if there are several drafters
-    tf32:       whether float32 products are rounded to TF32 on this machine
-    ranks:      number of processes that share the target
-    """
-
-    dtype: str
+    dtype: str  # as given by the user
     model: str
-    model_hash: str | None
-    arithmetic: str
-    bits: int | None
-    drafter: str | None
+    model_hash: str | None  # see TargetSource; None for a model that was not loaded by name
+    arithmetic: str  # such as "float32", or "float32, 8-bit keys and values"
+    bits: int | None  # bits per quantised weight in memory; None if weights are not quantised
+    drafter: str | None  # description in words; None if there is none
     drafter_hash: str | None
-    named: str | None = None
-    tf32: bool = False
-    ranks: int = 1
+    named: str | None = None  # the user's name for the drafter, if there are several drafters
+    tf32: bool = False  # whether float32 products are rounded to TF32 on this machine
+    ranks: int = 1  # number of processes that share the target
 
     @classmethod
     def of(cls, redrafter: Redrafter, dtype: str, named: str | None = None) -> LoadedModel:

@@ -70,16 +70,12 @@ def resized(prompt_ids: Sequence[int], length: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Case:
-    """One timed run: questions that a method answers at once.
-
-    at:     index of the first question
-    repeat: counted from 0
-    """
+    """One timed run: questions that a method answers at once."""
 
     method: Method
     questions: Sequence[Prepared]
-    at: int
-    repeat: int
+    at: int  # index of the first question
+    repeat: int  # counted from 0
 
     @property
     def group(self) -> tuple[int | str, ...]:

@@ -25,17 +25,12 @@ _CATEGORY_KEYS = ("category", "dataset")
 
 @dataclass(frozen=True)
 class Question:
-    """The first turn of a conversation.
-
-    category: "" if the file gives none
-    id:       as in the file; None if the file gives none
-    later:    the user's later turns
-    """
+    """The first turn of a conversation."""
 
     text: str
-    category: str = ""
-    id: int | str | None = None
-    later: tuple[str, ...] = ()
+    category: str = ""  # "" if the file gives none
+    id: int | str | None = None  # as in the file; None if the file gives none
+    later: tuple[str, ...] = ()  # the user's later turns
 
     @property
     def turns(self) -> tuple[str, ...]:

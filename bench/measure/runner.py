@@ -31,49 +31,31 @@ Clock = Callable[[], float]
 
 
 class Token(NamedTuple):
-    """One token as a loop yields it.
+    """One token as a loop yields it."""
 
-    row:    index of the prompt that it answers
-    text:   None in mlx-lm's own batches, which decode none
-    call:   index of the target call that emitted it; the prompt's is 0
-    result: result of the step that emitted it; None for mlx-lm's loops
-    """
-
-    row: int
+    row: int  # index of the prompt that it answers
     id: int
-    text: str | None
-    call: int
-    result: StepResult | None = None
+    text: str | None  # None in mlx-lm's own batches, which decode none
+    call: int  # index of the target call that emitted it; the prompt's is 0
+    result: StepResult | None = None  # result of the step that emitted it; None for mlx-lm's loops
 
 
 @dataclass
 class Run:
-    """One answer, its times, and one list entry per target call after the prompt's.
-
-    accept_lengths: tokens of the call that are part of the answer
-    accepted:       drafts accepted in the call, including those after the answer's end
-    nodes:          nodes verified in the call, without padding; empty for mlx-lm's loops
-    query_rows:     the same with padding
-    shapes:         [W, L, capacity N] of the call's drafts; empty for mlx-lm's loops
-    first_token_seconds: up to the first token of every request of the batch
-    decode_seconds: from then to the answer's last token
-    timed_tokens:   number of tokens in `decode_seconds`
-    peak_memory:    GB
-    out_of_memory:  the batch does not fit; there is no answer
-    """
+    """One answer, its times, and one list entry per target call after the prompt's."""
 
     token_ids: list[int]
     text: str
-    accept_lengths: list[int]
-    accepted: list[int]
-    nodes: list[int]
-    query_rows: list[int]
-    shapes: list[list[int]]
-    first_token_seconds: float
-    decode_seconds: float
-    timed_tokens: int
-    peak_memory: float
-    out_of_memory: bool = False
+    accept_lengths: list[int]  # tokens of the call that are part of the answer
+    accepted: list[int]  # drafts accepted in the call, including those after the answer's end
+    nodes: list[int]  # nodes verified in the call, without padding; empty for mlx-lm's loops
+    query_rows: list[int]  # the same with padding
+    shapes: list[list[int]]  # [W, L, capacity N] of the call's drafts; empty for mlx-lm's loops
+    first_token_seconds: float  # up to the first token of every request of the batch
+    decode_seconds: float  # from then to the answer's last token
+    timed_tokens: int  # number of tokens in `decode_seconds`
+    peak_memory: float  # GB
+    out_of_memory: bool = False  # the batch does not fit; there is no answer
 
 
 class Runner:

@@ -31,14 +31,11 @@ _SERVED = "default_model"
 
 @dataclass(frozen=True)
 class RemoteToken:
-    """One token of an answer; for text without a token and for the answer's end, `source` is None.
-
-    reasoning: whether the text is only shown, and is not part of the conversation
-    """
+    """One token of an answer; for text without a token and for the answer's end, `source` is None."""
 
     text: str = ""
     source: Source | None = None
-    reasoning: bool = False
+    reasoning: bool = False  # whether the text is only shown, and is not part of the conversation
     finish_reason: str | None = None
     generation_tokens: int = 0
     generation_tps: float = 0.0

@@ -38,13 +38,10 @@ Facts = dict[str, str | int | bool | None]
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem; `unusable` if nothing can be generated until it is solved.
-
-    remedy: None if `what` says it
-    """
+    """A problem; `unusable` if nothing can be generated until it is solved."""
 
     what: str
-    remedy: str | None
+    remedy: str | None  # None if `what` says it
     unusable: bool = False
 
 

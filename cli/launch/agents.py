@@ -26,32 +26,22 @@ _ELSEWHERE = ("ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_V
 
 @dataclass(frozen=True)
 class Served:
-    """The model of a running server.
+    """The model of a running server."""
 
-    url:     without a path
-    context: maximum number of tokens of prompt and answer; None if it is not known
-    loaded:  whether it is in memory
-    """
-
-    url: str
+    url: str  # without a path
     model: str
-    context: int | None
+    context: int | None  # maximum number of tokens of prompt and answer; None if it is not known
     api_key: str | None
-    loaded: bool = True
+    loaded: bool = True  # whether it is in memory
 
 
 @dataclass(frozen=True)
 class Start:
-    """How an agent is started.
+    """How an agent is started."""
 
-    arguments: after its program, before the user's own
-    variables: of the environment
-    unset:     variables that would send it elsewhere
-    """
-
-    arguments: Sequence[str] = ()
-    variables: Mapping[str, str] | None = None
-    unset: Sequence[str] = ()
+    arguments: Sequence[str] = ()  # after its program, before the user's own
+    variables: Mapping[str, str] | None = None  # of the environment
+    unset: Sequence[str] = ()  # variables that would send it elsewhere
 
 
 @dataclass(frozen=True)

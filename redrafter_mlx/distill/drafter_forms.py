@@ -88,17 +88,12 @@ class MedusaForm(_Form):
 
 @dataclass(frozen=True)
 class SpeculatorForm(_Form):
-    """An MLP speculator, with one head for each of the `draft_length` drafts.
-
-    inner_dim:   width of the heads; None is the target's hidden size
-    tie_weights: whether all heads share one embedding, output matrix and norm
-    scale_input: whether the target's hidden state is normed first
-    """
+    """An MLP speculator, with one head for each of the `draft_length` drafts."""
 
     form: Literal["mlp"] = "mlp"
-    inner_dim: int | None = None
-    tie_weights: bool = True
-    scale_input: bool = True
+    inner_dim: int | None = None  # width of the heads; None is the target's hidden size
+    tie_weights: bool = True  # whether all heads share one embedding, output matrix and norm
+    scale_input: bool = True  # whether the target's hidden state is normed first
 
 
 @dataclass(frozen=True)

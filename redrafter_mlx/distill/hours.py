@@ -48,17 +48,12 @@ _UNLIMITED = 10**12
 
 @dataclass(frozen=True)
 class _Record:
-    """What is kept of a run for a time.
-
-    spent: seconds so far, over all sessions
-    answer_tokens: of the corpus; None while it is written
-    trained_from: seconds after which training began
-    """
+    """What is kept of a run for a time."""
 
     hours: float
-    spent: float = 0.0
-    answer_tokens: int | None = None
-    trained_from: float = 0.0
+    spent: float = 0.0  # seconds so far, over all sessions
+    answer_tokens: int | None = None  # of the corpus; None while it is written
+    trained_from: float = 0.0  # seconds after which training began
 
     def __post_init__(self) -> None:
         check_number("hours", self.hours, low=0.0, low_excluded=True)

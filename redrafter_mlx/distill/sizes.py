@@ -36,26 +36,17 @@ _PROMPT_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Sizes:
-    """Counts and bytes of a training run, from arithmetic alone.
+    """Counts and bytes of a training run, from arithmetic alone."""
 
-    answer_tokens: the requested number; of given answers, no more than there are
-    corpus_bytes:  hidden states and tokens of all answer tokens on disk
-    max_bytes:    maximum size of the corpus on disk: the run's, or what there is room for
-    drafter_bytes: size of the stored weights
-    training_bytes: what training will still write to disk, see `training_bytes`
-    memory_bytes:  peak: target, a batch being written or trained on, states
-    workers:       processes that write
-    """
-
-    answer_tokens: int
+    answer_tokens: int  # the requested number; of given answers, no more than there are
     parameters: int
-    drafter_bytes: int
-    training_bytes: int
-    corpus_bytes: int
-    max_bytes: int
-    memory_bytes: int
+    drafter_bytes: int  # size of the stored weights
+    training_bytes: int  # what training will still write to disk, see `training_bytes`
+    corpus_bytes: int  # hidden states and tokens of all answer tokens on disk
+    max_bytes: int  # maximum size of the corpus on disk: the run's, or what there is room for
+    memory_bytes: int  # peak: target, a batch being written or trained on, states
     steps: int
-    workers: int = 1
+    workers: int = 1  # processes that write
 
 
 def sizes(

@@ -47,16 +47,13 @@ class UnreachableError(DownloadError):
 
 @dataclass(frozen=True)
 class Listing:
-    """Files of a repository at a revision: its commit, and sizes in bytes by file name.
-
-    licence: as its card names it, None if the card does not
-    """
+    """Files of a repository at a revision: its commit, and sizes in bytes by file name."""
 
     repo: str
     revision: str
     commit: str
     sizes: dict[str, int]
-    licence: str | None = None
+    licence: str | None = None  # as its card names it, None if the card does not
 
     @property
     def weight_bytes(self) -> int:

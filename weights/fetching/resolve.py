@@ -42,18 +42,12 @@ CheckListed = Callable[[Path, Iterable[str]], object]
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model whose files are on this machine.
+    """A model whose files are on this machine."""
 
-    name:   as the user gave it
-    path:   a GGUF file, or a folder of config.json and safetensors
-    entry:  its registry entry, None for any other model
-    remedy: command that downloads it again, None for the user's own files
-    """
-
-    name: str
-    path: Path
-    entry: Registered | None = None
-    remedy: str | None = None
+    name: str  # as the user gave it
+    path: Path  # a GGUF file, or a folder of config.json and safetensors
+    entry: Registered | None = None  # its registry entry, None for any other model
+    remedy: str | None = None  # command that downloads it again, None for the user's own files
 
 
 def resolve(

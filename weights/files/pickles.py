@@ -29,13 +29,10 @@ from redrafter_mlx.weights.files.tensor_pickle import (
 
 @dataclass(frozen=True)
 class TorchFile:
-    """Description of the tensors in a file.
-
-    folder: the folder inside the archive that holds all members
-    """
+    """Description of the tensors in a file."""
 
     path: Path
-    folder: str
+    folder: str  # the folder inside the archive that holds all members
     views: Mapping[str, TensorView]
 
     def read(self) -> dict[str, mx.array]:

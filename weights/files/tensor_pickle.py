@@ -44,15 +44,11 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Storage:
-    """Contiguous numbers, stored in a separate member of the archive.
+    """Contiguous numbers, stored in a separate member of the archive."""
 
-    kind: name of its type, a key of STORAGES
-    size: in elements
-    """
-
-    kind: str
+    kind: str  # name of its type, a key of STORAGES
     key: str
-    size: int
+    size: int  # in elements
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredTensors:
-    """Description of the tensors in a folder's weight files, shapes by their names.
+    """Description of the tensors in a folder's weight files, shapes by their names."""
 
-    path: the file, or the folder if there are several, for messages
-    """
-
-    path: Path
+    path: Path  # the file, or the folder if there are several, for messages
     files: tuple[Path, ...]
     shapes: Mapping[str, tuple[int, ...]]
 

@@ -7,14 +7,10 @@ from typing import NamedTuple
 
 
 class _Layer(NamedTuple):
-    """One recurrent layer: numbers in float32, and in the model's own precision.
+    """One recurrent layer: numbers in float32, and in the model's own precision."""
 
-    state:  of the recurrence
-    window: of its convolution's newest inputs
-    """
-
-    state: int
-    window: int
+    state: int  # of the recurrence
+    window: int  # of its convolution's newest inputs
 
 
 def state_bytes(config: Mapping[str, object], float_bytes: int = 2) -> int | None:

@@ -30,23 +30,16 @@ FORKS = 64
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads blocks of conversations with the target; the counterpart of `Writer`.
-
-    labels:     whether the labels are the target's continuations or the answers
-    length:     T, number of tokens of each continuation, if the labels are `target`
-    batch:      number of conversations in a block
-    max_tokens: longer texts are left out; plain ones are cut
-    raw:        whether the texts are plain, without a chat template
-    """
+    """Reads blocks of conversations with the target; the counterpart of `Writer`."""
 
     target: Target
     tokenizer: TokenizerWrapper
     conversations: Sequence[Conversation]
-    labels: Labels
-    length: int
-    batch: int = 32
-    max_tokens: int = 1024
-    raw: bool = False
+    labels: Labels  # whether the labels are the target's continuations or the answers
+    length: int  # T, number of tokens of each continuation, if the labels are `target`
+    batch: int = 32  # number of conversations in a block
+    max_tokens: int = 1024  # longer texts are left out; plain ones are cut
+    raw: bool = False  # whether the texts are plain, without a chat template
 
     def __post_init__(self) -> None:
         """Raise UnsupportedModelError if the target cannot continue a text at every position."""

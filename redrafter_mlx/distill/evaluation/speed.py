@@ -25,19 +25,15 @@ more than 1 because two query rows can take a little less time than one.)"""
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """Measured speed of decoding with one beam shape and of plain decoding.
-
-    nodes: maximum number of tokens in one call of the target
-    questions: number of answers that were measured
-    """
+    """Measured speed of decoding with one beam shape and of plain decoding."""
 
     beam_width: int
     beam_length: int
-    nodes: int
+    nodes: int  # maximum number of tokens in one call of the target
     tokens_per_step: float
     tokens_per_second: float
     baseline_tokens_per_second: float
-    questions: int
+    questions: int  # number of answers that were measured
 
     @property
     def speedup(self) -> float:

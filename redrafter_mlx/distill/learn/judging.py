@@ -20,13 +20,10 @@ MAX_LOSS = 0.02
 
 @dataclass(frozen=True)
 class Quality:
-    """Mean tokens/step over SHAPES: on the user's held-out answers, and on general texts.
-
-    general: None without general texts
-    """
+    """Mean tokens/step over SHAPES: on the user's held-out answers, and on general texts."""
 
     own: float = 1.0
-    general: float | None = None
+    general: float | None = None  # None without general texts
 
     def is_better_than(self, before: Quality) -> bool:
         """Whether it rises on the user's answers, and loses at most MAX_LOSS on general texts."""

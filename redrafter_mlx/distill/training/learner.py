@@ -135,13 +135,10 @@ def learning_rate(options: TrainOptions, progress: float) -> float:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the optimiser; `loss` is the mean over its batches.
-
-    steps: expected total
-    """
+    """One step of the optimiser; `loss` is the mean over its batches."""
 
     step: int
-    steps: int
+    steps: int  # expected total
     loss: float
     learning_rate: float
     positions_per_second: float

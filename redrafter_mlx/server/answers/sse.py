@@ -27,14 +27,10 @@ Emit = Callable[[Mapping[str, object]], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Framing:
-    """How an API writes the events of a stream.
+    """How an API writes the events of a stream."""
 
-    named: whether each event is sent under its own `type`
-    end:   data of the last event; None without one
-    """
-
-    named: bool
-    end: str | None
+    named: bool  # whether each event is sent under its own `type`
+    end: str | None  # data of the last event; None without one
 
     def frame(self, event: Mapping[str, object]) -> str:
         data = f"data: {json.dumps(event, allow_nan=False)}\n\n"

@@ -23,17 +23,13 @@ _INPUT = {
 
 @dataclass(frozen=True)
 class _Known:
-    """A tool of the request.
-
-    shown: in the format of chat completions, under the name that the model sees
-    where: its path in the request
-    """
+    """A tool of the request."""
 
     name: str
     namespace: str | None
     custom: bool
-    shown: Json
-    where: str
+    shown: Json  # in the format of chat completions, under the name that the model sees
+    where: str  # its path in the request
 
 
 class ToolSet:

@@ -37,16 +37,12 @@ class TurnPrefix:
 
 @dataclass(frozen=True)
 class UserTurns:
-    """Draws user turns with the target.
-
-    exclude: questions that no turn may match
-    room:    as in `write_turns`
-    """
+    """Draws user turns with the target."""
 
     target: Target
     tokenizer: TokenizerWrapper
-    exclude: Exclusions = NOTHING
-    room: int | None = None
+    exclude: Exclusions = NOTHING  # questions that no turn may match
+    room: int | None = None  # as in `write_turns`
 
     def draw(
         self,

@@ -22,12 +22,9 @@ _SORTED_BLOCKS = 8
 
 @dataclass(frozen=True)
 class BlockOrder:
-    """The order of blocks: some hold the user's prompts, all others prompts of the target's own.
+    """The order of blocks: some hold the user's prompts, all others prompts of the target's own."""
 
-    prompts: the user's prompts, none if the target writes all of them
-    """
-
-    prompts: Sequence[Conversation]
+    prompts: Sequence[Conversation]  # the user's prompts, none if the target writes all of them
     options: WritingOptions
 
     def held_out(self, block: int) -> bool:
