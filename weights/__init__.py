@@ -1,6 +1,6 @@
 """Find or download a model's files by its name, check them, and load model and tokenizer.
 
-`fetching` finds or downloads files, `gguf` and `folder` read them, `precision` converts the
+`fetching` finds or downloads files, `gguf` and `load_folder` read them, `precision` converts the
 weights, `text` encodes messages and reads answers. Nothing here depends on speculative decoding.
 """
 

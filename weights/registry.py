@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from redrafter_mlx.weights.fit.model_size import ModelSize, StoredModel
-from redrafter_mlx.weights.fit.windows import Windows
+from redrafter_mlx.weights.fit.model_size import ModelSize, StoredModel, Windows
 
 DEFAULT_MODEL = "smollm2-135m"
 

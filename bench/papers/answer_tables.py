@@ -67,7 +67,9 @@ COLUMNS: Mapping[str, Callable[[Evidence, Row], str]] = {
     "tok/s": lambda _, row: spread(row.tps),
     "tok/s each": lambda _, row: spread(row.tps),
     "total tok/s": lambda _, row: spread(row.total_tps),
-    "ms a token": lambda _, row: number(_milliseconds(row), ".1f"),
+    "ms a token": lambda _, row: number(
+        1000 / row.tps.median if row.tps and row.tps.median else None, ".1f"
+    ),
     "speedup": lambda _, row: spread(row.speedup, "x"),
     "over no drafts": lambda _, row: spread(row.over_plain, "x"),
     "over greedy": lambda known, row: number(_over_greedy(known, row), ".2f", "x"),
@@ -183,10 +185,6 @@ def _expected(row: Row) -> float | None:
 def _expected_speedup(evidence: Evidence, row: Row) -> float | None:
     expected, cost = _expected(row), evidence.draft_costs.get(row.dtype)
     return None if expected is None or cost is None else expected / (1 + _drafts(row) * cost)
-
-
-def _milliseconds(row: Row) -> float | None:
-    return 1000 / row.tps.median if row.tps and row.tps.median else None
 
 
 def _width(row: Row, plain: str) -> str:

@@ -31,7 +31,7 @@ _SERVED = "default_model"
 
 @dataclass(frozen=True)
 class RemoteToken:
-    """One token of an answer; for text without a token and for the answer's end, `source` is None."""
+    """One token of an answer; `source` is None for text without a token, and for the end."""
 
     text: str = ""
     source: Source | None = None

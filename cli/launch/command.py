@@ -7,7 +7,7 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Annotated
 
@@ -92,13 +92,10 @@ def _quoted(value: str, server: Served) -> str:
 def _run(command: Sequence[str], start: Start) -> int:
     """Run an agent in this terminal and return its exit status; Ctrl-C is the agent's alone."""
     before = signal.signal(signal.SIGINT, lambda *_: None)  # which a new program does not inherit
+    kept = {name: value for name, value in os.environ.items() if name not in start.unset}
+    environment = {**kept, **(start.variables or {})}
     try:
-        status = subprocess.run(command, env=_environment(start), check=False).returncode
+        status = subprocess.run(command, env=environment, check=False).returncode
     finally:
         signal.signal(signal.SIGINT, before)
     return status if status >= 0 else 128 - status
-
-
-def _environment(start: Start) -> Mapping[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in start.unset}
-    return {**kept, **(start.variables or {})}

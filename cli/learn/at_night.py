@@ -29,7 +29,8 @@ LABEL = "redrafter-mlx.learn"
 
 def entry(model: str | None, minutes: float, platform: str = sys.platform) -> tuple[str, str]:
     """Return the entry for this system's scheduler, and a line on how it is installed."""
-    learn = [_program(), "learn", *([model] if model else []), "--minutes", f"{minutes:g}"]
+    program = shutil.which("redrafter-mlx") or os.path.abspath(sys.argv[0])
+    learn = [program, "learn", *([model] if model else []), "--minutes", f"{minutes:g}"]
     command = shlex.join(learn)
     if cache := os.environ.get("REDRAFTER_CACHE"):
         command = f"env {shlex.quote(f'REDRAFTER_CACHE={cache}')} {command}"
@@ -45,7 +46,3 @@ def entry(model: str | None, minutes: float, platform: str = sys.platform) -> tu
     where = f"~/Library/LaunchAgents/{LABEL}.plist"
     how = f"write this to {where}, then run `launchctl bootstrap gui/$(id -u) {where}`:"
     return plistlib.dumps(agent).decode().rstrip("\n"), how
-
-
-def _program() -> str:
-    return shutil.which("redrafter-mlx") or os.path.abspath(sys.argv[0])

@@ -35,9 +35,9 @@ from redrafter_mlx.weights import LOG, Progress
 from redrafter_mlx.weights.fetching.resolve import LocalModel, find_local, resolve
 from redrafter_mlx.weights.fit.machine import this_machine
 from redrafter_mlx.weights.fit.needs import MOSTLY_EMBEDDING, check_load, stored_model
-from redrafter_mlx.weights.folder import load_folder
 from redrafter_mlx.weights.gguf.header import parts_of
 from redrafter_mlx.weights.gguf.load import load_gguf
+from redrafter_mlx.weights.load_folder import load_folder
 from redrafter_mlx.weights.precision import (
     Precision,
     convert,

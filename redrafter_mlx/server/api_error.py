@@ -50,12 +50,8 @@ def busy(message: str, seconds: int = _RETRY_SECONDS) -> ApiError:
     return ApiError(503, message, code="overloaded", headers={"Retry-After": str(seconds)})
 
 
-def _same(param: str) -> str:
-    return param
-
-
 @contextlib.contextmanager
-def blamed_on(param: str, renamed: Callable[[str], str] = _same) -> Iterator[None]:
+def blamed_on(param: str, renamed: Callable[[str], str] = str) -> Iterator[None]:
     """Turn a BadInputError into a 400 that names the wrong parameter.
 
     That is the parameter at the start of its message, as in "tools.0.function: ...", else `param`.

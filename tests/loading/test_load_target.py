@@ -36,8 +36,8 @@ from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.weights import quantised_cache
 from redrafter_mlx.weights.fit.machine import this_machine
-from redrafter_mlx.weights.folder import stored_tokenizer
 from redrafter_mlx.weights.gguf.load import load_gguf
+from redrafter_mlx.weights.load_folder import stored_tokenizer
 from redrafter_mlx.weights.raw_model import context_length, top_level_rope
 
 PROMPT = mx.array([[5, 70, 12, 200, 9, 33, 101]])

@@ -15,8 +15,8 @@ from redrafter_mlx.drafting.recurrent import save_drafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading import target as target_module
 from redrafter_mlx.loading.load import load
-from redrafter_mlx.weights.folder import load_folder
 from redrafter_mlx.weights.gguf.load import load_gguf
+from redrafter_mlx.weights.load_folder import load_folder
 from redrafter_mlx.weights.text.chat_template import has_chat_template
 
 NAMED = [{"name": "rag", "template": CHAT_TEMPLATE}, {"name": "default", "template": CHAT_TEMPLATE}]

@@ -118,7 +118,9 @@ async def generate(
                         logprobs = None
                         if request.options.logprobs:
                             logprobs = await asyncio.to_thread(_read, step, alternatives)
-                            step = [_without_logprobs(response) for response in step]
+                            step = [  # without arrays of the whole vocabulary
+                                replace(r, step=replace(r.step, log_probs=None)) for r in step
+                            ]
                         emitted.put_nowait(Emitted(number, step, logprobs))
                         step = []
         emitted.put_nowait(None)
@@ -144,10 +146,6 @@ async def generate(
         await asyncio.Event().wait()
 
     await race(together(*(run(*each) for each in enumerate(requests))), tell())
-
-
-def _without_logprobs(response: Response) -> Response:
-    return replace(response, step=replace(response.step, log_probs=None))
 
 
 def _read(step: Sequence[Response], alternatives: int) -> list[TokenLogprob]:

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from redrafter_mlx.server.answers.single_reply import SingleReply
 from redrafter_mlx.server.answers.sse import Framing, Json
 from redrafter_mlx.server.anthropic.blocks import Blocks
-from redrafter_mlx.server.anthropic.errors import error_body
 from redrafter_mlx.server.anthropic.messages import continues, messages_of
 from redrafter_mlx.server.anthropic.schema import CountRequest, MessagesRequest
 from redrafter_mlx.server.anthropic.tools import ToolSet
 from redrafter_mlx.server.api_error import ApiError, blamed_on
+from redrafter_mlx.server.error_response import anthropic_error
 from redrafter_mlx.server.hosting import Hosted
 from redrafter_mlx.server.requests.texts import refuse
 from redrafter_mlx.structured.plan import OutputPlan, plan_output
@@ -42,7 +42,7 @@ class MessageReply(SingleReply[MessagesRequest]):
         return {"type": "ping"}
 
     def failed(self, error: ApiError) -> Json:
-        return error_body(error)
+        return anthropic_error(error)
 
     def whole(self) -> Json:
         return {**self._message(self._blocks.whole, self._used), **self._stopped}

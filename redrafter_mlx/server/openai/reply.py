@@ -13,8 +13,8 @@ from redrafter_mlx.server.answers.record import own_fields
 from redrafter_mlx.server.answers.reply import Reply
 from redrafter_mlx.server.answers.sse import Framing, Json
 from redrafter_mlx.server.api_error import ApiError
+from redrafter_mlx.server.error_response import openai_error
 from redrafter_mlx.server.hosting import Hosted
-from redrafter_mlx.server.openai.errors import error_body
 from redrafter_mlx.server.openai.schemas import OpenAIRequest
 
 Asked = TypeVar("Asked", bound=OpenAIRequest)
@@ -66,7 +66,7 @@ class OpenAIReply(Reply[Asked]):
         return {**self._chunk(self._choice(answer)), "x_redrafter": own}
 
     def failed(self, error: ApiError) -> Json:
-        return error_body(error)
+        return openai_error(error)
 
     def silence(self) -> Json:
         return self._chunk(self._choice(0))

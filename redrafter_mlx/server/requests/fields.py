@@ -85,9 +85,5 @@ def as_options(given: object) -> object:
 
 def as_prompts(given: object) -> object:
     """Return a single prompt as a list of one."""
-    one = isinstance(given, str) or (isinstance(given, list) and given and _is_id(given[0]))
+    one = isinstance(given, str) or (isinstance(given, list) and given and type(given[0]) is int)
     return [given] if one else given
-
-
-def _is_id(token: object) -> bool:
-    return isinstance(token, int) and not isinstance(token, bool)

@@ -78,14 +78,11 @@ def _decrypted(given: object) -> str:
         return ""
 
 
-def _function_call(found: MessageList, item: Mapping[str, Any], where: str, tools: ToolSet) -> None:
+def _call(found: MessageList, item: Mapping[str, Any], where: str, tools: ToolSet) -> None:
     name = tools.shown_name(string_of(item, "name", where), item.get("namespace"))
-    found.add_call(_call_id(item, where), name, string_of(item, "arguments", where))
-
-
-def _custom_call(found: MessageList, item: Mapping[str, Any], where: str, tools: ToolSet) -> None:
-    name = tools.shown_name(string_of(item, "name", where), item.get("namespace"))
-    found.add_call(_call_id(item, where), name, {"input": string_of(item, "input", where)})
+    custom = item["type"] == "custom_tool_call"
+    given: object = string_of(item, "input" if custom else "arguments", where)
+    found.add_call(_call_id(item, where), name, {"input": given} if custom else given)
 
 
 def _shell_call(found: MessageList, item: Mapping[str, Any], where: str, _: ToolSet) -> None:
@@ -106,8 +103,8 @@ def _call_id(item: Mapping[str, Any], where: str) -> str:
 _READERS: Mapping[str, Callable[[MessageList, Mapping[str, Any], str, ToolSet], None]] = {
     "message": _message,
     "reasoning": _reasoning,
-    "function_call": _function_call,
-    "custom_tool_call": _custom_call,
+    "function_call": _call,
+    "custom_tool_call": _call,
     "local_shell_call": _shell_call,
     "function_call_output": _output,
     "custom_tool_call_output": _output,
