@@ -23,8 +23,7 @@ from redrafter_mlx.runtime.processes.launched import launched_rank
 RANDOM = "random"
 """Name of the drafter with untrained weights, which measures the cost of useless drafts."""
 
-_TRIALS = 15
-"""Number of times that the exchange between ranks is timed."""
+_TRIALS = 15  # number of times that the exchange between ranks is timed
 
 Load = Callable[[BenchOptions, Loading, str, EngineOptions], Redrafter]
 """Loads the target of these options with the drafter of this name."""

@@ -42,8 +42,7 @@ _ELSEWHERE = ("answers", "questions", "limit", "model", "offline", "seed")
 
 _NOTHING = Outcome([], False, [])
 
-_FEW = 8
-"""Maximum number of questions whose answers show how large merged trees are."""
+_FEW = 8  # maximum number of questions whose answers show how large merged trees are
 
 
 class PaperRun(NamedTuple):
@@ -199,16 +198,12 @@ def _shown(value: object) -> str:
 
 @dataclass
 class Collected:
-    """The callbacks of `run_session`, and what they found; see `Evidence`.
-
-    choose_capacity: whether calls of merged candidates get the size that these have
-    folders:         folders that drafters were loaded from, by the drafter's name
-    """
+    """The callbacks of `run_session`, and what they found; see `Evidence`."""
 
     inspects: Inspects
-    choose_capacity: bool
+    choose_capacity: bool  # whether calls of merged candidates get the size that these have
     activity: Activity
-    folders: dict[str | None, Path] = field(default_factory=dict)
+    folders: dict[str | None, Path] = field(default_factory=dict)  # of drafters, by name
     sizes: dict[str | None, int] = field(default_factory=dict)
     likelihoods: dict[AnswerKey, Likelihood] = field(default_factory=dict)
     draft_costs: dict[str, float] = field(default_factory=dict)

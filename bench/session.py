@@ -61,16 +61,13 @@ Prepare = Callable[[Mapping[str | None, Redrafter], Plan, Runner], Plan]
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a caller may replace or add: how models are loaded and progress is shown.
-
-    profiles: whether costs of this machine are measured even for drafters that need none
-    """
+    """What a caller may replace or add: how models are loaded and progress is shown."""
 
     load: Load = load_model
     activity: Activity = silent
     prepare: Prepare | None = None
     inspect: Inspect | None = None
-    profiles: bool = False
+    profiles: bool = False  # whether costs are measured even for drafters that need none
 
 
 def run(options: BenchOptions, hooks: Hooks | None = None) -> Result:

@@ -23,8 +23,7 @@ from redrafter_mlx.runtime.words import option_name
 POSITIONAL = "_argument"
 """Ends the name of the parameter of a positional argument that has an option, too."""
 
-_WHOLE = (int, int | None)
-"""Types of options that `whole_number` reads."""
+_WHOLE = (int, int | None)  # types of options that `whole_number` reads
 
 
 _NUMBER = re.compile(
@@ -38,24 +37,17 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 class Flag:
     """How a dataclass's field, or a command's parameter, appears on the command line.
 
-    panel: the heading under which `--help` lists it; None for the first one
-    names: if empty, that of `option_name`; `--no-draft` sets `draft` to False
-    variable: environment variable that gives the value if the command line does not
-    minimum: smallest number that is accepted
-    argument: metavar of a positional argument that gives the value too; None for none
-    unit: what a whole number counts, see `whole_number`
-
     A `~` at the start of a FILE or a DIR is the home folder, which no shell expands after `=`.
     """
 
     help: str
     metavar: str | None = None
-    panel: str | None = None
-    names: tuple[str, ...] = ()
-    variable: str | None = None
-    minimum: int | None = None
-    argument: str | None = None
-    unit: int = 1
+    panel: str | None = None  # the heading under which `--help` lists it; None for the first one
+    names: tuple[str, ...] = ()  # if empty, `option_name`'s; `--no-draft` sets `draft` to False
+    variable: str | None = None  # environment variable that gives it if the command line does not
+    minimum: int | None = None  # smallest number that is accepted
+    argument: str | None = None  # metavar of a positional argument that gives it too
+    unit: int = 1  # what a whole number counts, see `whole_number`
 
     def parameter(self, name: str, hint: object, default: Any) -> inspect.Parameter:
         """Return the parameter that typer makes an option of; required if `default` is `...`."""

@@ -40,8 +40,7 @@ from redrafter_mlx.version import __version__
 _BY_RANKS = ("generate", "chat", "serve", "verify", "train", "bench", "tune")
 """Commands that all ranks of `mlx.launch` run together; only rank 0 runs the others."""
 
-_TWO_WORDS = "bench serve"
-"""The command whose name is two words, beside `bench MODEL`."""
+_TWO_WORDS = "bench serve"  # the command whose name is two words, beside `bench MODEL`
 
 app = typer.Typer(
     name="redrafter-mlx",

@@ -19,12 +19,10 @@ if TYPE_CHECKING:
     from rich.progress import Task, TaskID
 
 
-_EVERY = 30.0
-"""Seconds between the lines that stand for bars where stderr is no terminal."""
+_EVERY = 30.0  # seconds between the lines that stand for bars where stderr is no terminal
 
 
-_PATIENCE = 1.0
-"""Seconds without a token after which the line appears."""
+_PATIENCE = 1.0  # seconds without a token after which the line appears
 
 
 @contextmanager

@@ -37,8 +37,7 @@ _VISIBLE |= dict.fromkeys(
     (*range(0x80, 0xA0), *range(0xD800, 0xE000), *map(ord, _BIDI)), "\N{REPLACEMENT CHARACTER}"
 )
 
-_LOCAL_FLAGS = 3
-"""Index of the local flags in a terminal's attributes, see `termios`."""
+_LOCAL_FLAGS = 3  # index of the local flags in a terminal's attributes, see `termios`
 
 _STYLES = {"dim": "2", "drafter": "32", "lookup": "4;36"}
 """SGR codes; none for the model's own tokens; underlined where colours may look alike."""
@@ -126,15 +125,12 @@ def statistics_line(
 
 @dataclass
 class Terminal:
-    """Standard input, output and error.
-
-    interactive: whether a person types and reads; prompts are then shown, messages go to stdout
-    """
+    """Standard input, output and error."""
 
     stdin: TextIO
     stdout: TextIO
     stderr: TextIO
-    interactive: bool
+    interactive: bool  # whether a person types and reads: prompts are shown, messages on stdout
 
     @classmethod
     def standard(cls) -> Terminal:

@@ -28,8 +28,7 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.weights.fit.model_size import GROUP_SIZE
 
-_BLOCK = 8192
-"""Groups that are dequantised at once: few enough for a processor's cache."""
+_BLOCK = 8192  # groups that are dequantised at once: few enough for a processor's cache
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     import mlx.nn as nn
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-_ENDLESS = 2**53
-"""A context length that no model has."""
+_ENDLESS = 2**53  # a context length that no model has
 
 
 @dataclass(frozen=True)
@@ -22,20 +21,14 @@ class RawModel:
     """A model whose weights are not evaluated yet, and how to read its tokenizer.
 
     Reading a tokenizer can take as long as evaluating the weights, so both can be done at once.
-
-    read_tokenizer: raises DamagedFileError or UnsupportedModelError
-    model_type:  mlx-lm's name of the architecture
-    fingerprint, earlier_fingerprint: see TargetSource
-    context_length: in tokens, see `context_length`; None if the files name none
-    stored:      dtype that `auto` gives on a GPU; None leaves every array as it is
     """
 
     model: nn.Module
-    read_tokenizer: Callable[[], TokenizerWrapper]
-    model_type: str
-    fingerprint: str
-    context_length: int | None
-    stored: mx.Dtype | None = None
+    read_tokenizer: Callable[[], TokenizerWrapper]  # DamagedFileError or UnsupportedModelError
+    model_type: str  # mlx-lm's name of the architecture
+    fingerprint: str  # see TargetSource
+    context_length: int | None  # in tokens, see `context_length`; None if the files name none
+    stored: mx.Dtype | None = None  # that `auto` gives on a GPU; None leaves every array as it is
     licence: str | None = None
     earlier_fingerprint: str | None = None
 

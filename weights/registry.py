@@ -11,40 +11,28 @@ DEFAULT_MODEL = "smollm2-135m"
 
 @dataclass(frozen=True)
 class Pinned:
-    """A model's GGUF file, identified by its SHA-256 in hexadecimal.
-
-    sampled: the SHA-256 that `gguf_fingerprint` takes, by which it is known without reading it
-    wheel: PyPI distribution and version that also hold the file, and its path in the wheel
-    """
+    """A model's GGUF file, identified by its SHA-256 in hexadecimal."""
 
     file: str
     sha256: str
-    sampled: str
-    wheel: tuple[str, str, str]
+    sampled: str  # the SHA-256 that `gguf_fingerprint` takes, known without reading the file
+    wheel: tuple[str, str, str]  # PyPI distribution and version with the file, and its path there
 
 
 @dataclass(frozen=True)
 class Registered:
-    """One named model.
-
-    repo, revision: on the Hub
-    size:   bytes to download; exact for a pinned file, else rounded
-    shape:  sizes from its configuration
-    context: maximum number of tokens, prompt and answer together
-    bits:   of its quantised weights, None for float16
-    pinned: its only file; None for a folder of safetensors
-    """
+    """One named model."""
 
     name: str
-    repo: str
+    repo: str  # on the Hub
     revision: str
     licence: str
-    size: int
+    size: int  # bytes to download; exact for a pinned file, else rounded
     description: str
-    shape: ModelSize
-    context: int
-    bits: int | None = None
-    pinned: Pinned | None = None
+    shape: ModelSize  # sizes from its configuration
+    context: int  # maximum number of tokens, prompt and answer together
+    bits: int | None = None  # of its quantised weights, None for float16
+    pinned: Pinned | None = None  # its only file; None for a folder of safetensors
 
     @property
     def stored(self) -> StoredModel:

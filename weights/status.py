@@ -32,25 +32,17 @@ _STATE = "{} a sequence, and at each checkpoint of a text that is kept (16 at mo
 
 @dataclass(frozen=True)
 class ModelStatus:
-    """Status of one model.
-
-    path:    the file or folder on this machine, None if it is missing or incomplete
-    on_disk: size on this machine in bytes
-    stored:  sizes that determine its memory use, None if unknown
-    source:  "repo @ revision" on the Hub, or None for something local
-    size:    bytes to download, None if unknown
-    details: further facts by name (architecture, layers, ...), for a model on disk
-    """
+    """Status of one model."""
 
     name: str
-    path: Path | None
-    on_disk: int | None
-    stored: StoredModel | None
-    source: str | None
+    path: Path | None  # the file or folder on this machine, None if it is missing or incomplete
+    on_disk: int | None  # size on this machine in bytes
+    stored: StoredModel | None  # sizes that determine its memory use, None if unknown
+    source: str | None  # "repo @ revision" on the Hub, or None for something local
     description: str = ""
     licence: str | None = None
-    size: int | None = None
-    details: dict[str, str] = field(default_factory=dict)
+    size: int | None = None  # bytes to download, None if unknown
+    details: dict[str, str] = field(default_factory=dict)  # further facts by name
 
 
 def list_models() -> list[ModelStatus]:

@@ -14,10 +14,7 @@ from redrafter_mlx.bench.measure.questions import WHOLE
 
 @dataclass(frozen=True)
 class Protocol:
-    """How it was measured; `questions` describes the questions, `asked` counts them.
-
-    prompt_tokens: length that every prompt was brought to; None if they were left unchanged
-    """
+    """How it was measured; `questions` describes the questions, `asked` counts them."""
 
     questions: str
     asked: int
@@ -27,7 +24,7 @@ class Protocol:
     delay: float
     seed: int
     draft_model: str | None
-    prompt_tokens: int | None = None
+    prompt_tokens: int | None = None  # that every prompt was brought to; None if left unchanged
     ignore_eos: bool = False
 
 

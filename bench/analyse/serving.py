@@ -15,27 +15,19 @@ from redrafter_mlx.errors import ServerError
 
 @dataclass(frozen=True)
 class ServingRow:
-    """One server under one load.
-
-    total_tps:     tokens per second of all users together
-    user_tps:      tokens per second of one answer after its first token, the median
-    first_token, slowest_first_token: seconds, the median and the 95th percentile
-    speedup:       total_tps over that of the first server
-    same_text:     share of answers whose text equals the first server's
-    category:      the questions' category, WHOLE for all of them
-    """
+    """One server under one load."""
 
     url: str
     users: int
     answers: int
     tokens: int
-    total_tps: float
-    user_tps: float
-    first_token: float
-    slowest_first_token: float
-    speedup: float
-    same_text: float
-    category: str = WHOLE
+    total_tps: float  # tokens per second of all users together
+    user_tps: float  # tokens per second of one answer after its first token, the median
+    first_token: float  # seconds, the median
+    slowest_first_token: float  # the 95th percentile
+    speedup: float  # total_tps over that of the first server
+    same_text: float  # share of answers whose text equals the first server's
+    category: str = WHOLE  # the questions' category, WHOLE for all of them
 
 
 Rounds = Sequence[Sequence[Answered]]

@@ -122,8 +122,7 @@ class Answer:
         )
 
 
-_BEGINNING = '{"question_id": '
-"""How a line of an answers file begins."""
+_BEGINNING = '{"question_id": '  # how a line of an answers file begins
 
 
 @contextmanager

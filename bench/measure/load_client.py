@@ -23,8 +23,7 @@ from redrafter_mlx.errors import BadInputError, ServerError
 _TEXTS = ("content", "reasoning_content", "reasoning")
 """Names of the text in a chunk: an answer's, and reasoning's on different servers."""
 
-_ROUND = 4
-"""Questions for each user that a server answers before it is another server's turn."""
+_ROUND = 4  # questions for each user that a server answers before it is another server's turn
 
 _TO_CONNECT, _PATIENCE = 10.0, 600.0
 """Timeouts in seconds: to connect, and without a byte from a connected server."""

@@ -84,24 +84,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure.
-
-    repeats: number of answers to each question by each method
-    warmup:  number of untimed answers to the first questions by each method
-    delay:   seconds to rest before each run, for machines that overheat
-    seed:    question i is sampled with seed + i, in every repeat and in every batch
-    prompt_tokens: length that the prompts were brought to; None if they were left unchanged
-    """
+    """What to measure."""
 
     questions: Sequence[Prepared]
     methods: Sequence[Method]
     dtype: str
     max_tokens: int
-    repeats: int
-    warmup: int
-    delay: float
-    seed: int
-    prompt_tokens: int | None = None
+    repeats: int  # number of answers to each question by each method
+    warmup: int  # number of untimed answers to the first questions by each method
+    delay: float  # seconds to rest before each run, for machines that overheat
+    seed: int  # question i is sampled with seed + i, in every repeat and in every batch
+    prompt_tokens: int | None = None  # that prompts were brought to; None: left unchanged
 
     def __post_init__(self) -> None:
         check_int("--max-tokens", self.max_tokens, 2, None)

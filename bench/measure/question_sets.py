@@ -27,14 +27,10 @@ _TIMEOUT = 10.0  # seconds
 
 
 class QuestionSet(NamedTuple):
-    """A public set of questions.
+    """A public set of questions."""
 
-    title: as its authors write it
-    fetch: returns a file of its questions; `offline` keeps off the network
-    """
-
-    title: str
-    fetch: Callable[[bool], Path]
+    title: str  # as its authors write it
+    fetch: Callable[[bool], Path]  # returns a file of them; `offline` keeps off the network
 
 
 def questions_of(source: str, *, offline: bool = False) -> list[Question]:

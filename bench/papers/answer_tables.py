@@ -23,8 +23,7 @@ from redrafter_mlx.decoding.cache.prefix_cache import common_prefix
 STRETCH = 32
 """Number of consecutive answer tokens that are counted together."""
 
-_UNKNOWN = "not known"
-"""A training option of a drafter whose folder holds none."""
+_UNKNOWN = "not known"  # a training option of a drafter whose folder holds none
 
 
 _MERGED = ("tokens in beams", "nodes: 1%", "median", "99%", "saved")

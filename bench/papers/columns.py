@@ -22,21 +22,14 @@ _HEADINGS = {"temperature": "T", "beam_width": "W", "beam_length": "L",
 
 @dataclass(frozen=True)
 class Layout:
-    """A table of measured rows.
-
-    columns: headings, separated by commas; each setting that varies and has none gets its own
-    note:    the line below the table
-    beside:  columns by which a row is paired with a published one; empty shows none
-    apart:   columns of the published table whose values head a column each
-    covers:  settings that a column shows under another heading
-    """
+    """A table of measured rows."""
 
     title: str
-    columns: str = ""
-    note: str = ""
-    beside: tuple[str, ...] = ()
-    apart: tuple[str, ...] = ()
-    covers: tuple[str, ...] = ()
+    columns: str = ""  # headings and commas; each setting that varies and has none gets its own
+    note: str = ""  # the line below the table
+    beside: tuple[str, ...] = ()  # by which a row is paired with a published one; empty shows none
+    apart: tuple[str, ...] = ()  # columns of the published table whose values head a column each
+    covers: tuple[str, ...] = ()  # settings that a column shows under another heading
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Layout:

@@ -65,27 +65,17 @@ TABLES: Mapping[Rows, Callable[[Layout, Evidence, Sequence[Record]], TextTable]]
 
 @dataclass(frozen=True)
 class PaperProtocol:
-    """How a table is measured.
+    """How a table is measured."""
 
-    name:     value of `--paper`
-    rows:     what has a row; None if nothing is measured, and the published figures shown alone
-    options:  options of `bench` by name; those of the command line take precedence
-    question: the only question, unless the user names others
-    drafters: number of drafters that the user must name; 0 if the options name them
-    installed: whether every drafter on this machine that fits the model is measured
-    speculative: whether the table also has rows of mlx-lm's speculative decoding
-    inspects: what is measured in addition to time
-    """
-
-    name: str
-    rows: Rows | None = None
+    name: str  # value of `--paper`
+    rows: Rows | None = None  # what has a row; None if nothing is measured
     layout: Layout | None = None
-    options: Mapping[str, object] = field(default_factory=dict)
-    question: Question | None = None
-    drafters: int = 0
-    installed: bool = False
-    speculative: bool = False
-    inspects: Inspects = None
+    options: Mapping[str, object] = field(default_factory=dict)  # of `bench`; the command line wins
+    question: Question | None = None  # the only question, unless the user names others
+    drafters: int = 0  # number of drafters that the user must name; 0 if the options name them
+    installed: bool = False  # whether every drafter on this machine that fits the model is measured
+    speculative: bool = False  # whether the table also has rows of mlx-lm's speculative decoding
+    inspects: Inspects = None  # what is measured in addition to time
 
     @classmethod
     def of(cls, name: str, data: Mapping[str, Any]) -> PaperProtocol:

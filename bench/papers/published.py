@@ -37,25 +37,17 @@ class Setting:
 
 @dataclass(frozen=True)
 class Published:
-    """One table or figure of a paper.
+    """One table or figure of a paper."""
 
-    paper:   number and version of the paper
-    number:  number of the table in the paper
-    columns, rows: the figures; empty if they are not at hand
-    missing: what is not at hand; "" if nothing is missing
-    source:  where the figures were read, if not in the paper itself
-    across:  column whose values head the columns when the table is shown; figures are after it
-    """
-
-    paper: str
-    number: str
+    paper: str  # number and version of the paper
+    number: str  # number of the table in the paper
     title: str
     setting: Setting
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str | float | None, ...], ...]
-    missing: str = ""
-    source: str = ""
-    across: str = ""
+    columns: tuple[str, ...]  # of the figures
+    rows: tuple[tuple[str | float | None, ...], ...]  # empty if they are not at hand
+    missing: str = ""  # what is not at hand; "" if nothing is missing
+    source: str = ""  # where the figures were read, if not in the paper itself
+    across: str = ""  # column whose values head columns; figures are after it
 
     def records(self) -> list[Record]:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]

@@ -44,23 +44,16 @@ VIEWS = {
 
 
 class Step(NamedTuple):
-    """What one step moves, in bytes.
-
-    weights: read, of a mixture of experts those that rows of other experts are expected to read
-    keys:    keys and values read
-    states:  read and written
-    tapes:   written, and read by the commit
-    scan:    read and written by a scan that keeps a state for each node, in place of the last two
-    """
+    """What one step moves, in bytes."""
 
     nodes: int
     is_chain: bool
     operations: int
-    weights: int
-    keys: int
-    states: int
-    tapes: int
-    scan: int
+    weights: int  # read, of experts those that rows are expected to read
+    keys: int  # keys and values read
+    states: int  # read and written
+    tapes: int  # written, and read by the commit
+    scan: int  # read and written by a scan that keeps a state for each node, for the last two
 
 
 def steps(config: Mapping[str, object], context: int) -> list[Step]:

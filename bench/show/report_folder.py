@@ -22,8 +22,7 @@ from redrafter_mlx.tuning.cost import CostModel
 REPORT, HEATMAP = "report.md", "heatmap.png"
 _PARTIAL = ".partial"
 
-_FILES = (REPORT, RESULT, HEATMAP, "profile*.png")
-"""Patterns of the names of a report's files."""
+_FILES = (REPORT, RESULT, HEATMAP, "profile*.png")  # patterns of the names of a report's files
 
 
 def check_report(folder: str | Path, answers: str | None = None) -> None:

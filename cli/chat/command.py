@@ -51,28 +51,20 @@ _WITHOUT_TEMPLATE = "`redrafter-mlx generate --raw` continues plain text"
 
 @dataclass
 class Chat:
-    """A running chat.
-
-    defaults: the options that `/set NAME default` returns to
-    show_drafts: colour each token by its source, and count them in the statistics line
-    count_tokens: counts the tokens of a text; None if only the server can
-    keeper: keeps the answers, for the drafter to learn from
-    files: texts that /read sends with the next message, by name
-    failed: whether anything was refused; in a pipe the exit status is then 1
-    """
+    """A running chat."""
 
     model: Redrafter | RemoteModel
     session: Session | RemoteSession
     options: GenerationOptions
     terminal: Terminal
-    defaults: GenerationOptions = _DEFAULTS
-    show_drafts: bool = False
+    defaults: GenerationOptions = _DEFAULTS  # the options that `/set NAME default` returns to
+    show_drafts: bool = False  # colour each token by its source, and count them for the statistics
     show_statistics: bool = True
-    count_tokens: Callable[[str], int] | None = None
-    keeper: TextKeeper | None = None
-    files: dict[str, str] = field(default_factory=dict)
+    count_tokens: Callable[[str], int] | None = None  # of a text; None if only the server can
+    keeper: TextKeeper | None = None  # keeps the answers, for the drafter to learn from
+    files: dict[str, str] = field(default_factory=dict)  # that /read sends next, by name
     leaving: bool = False
-    failed: bool = False
+    failed: bool = False  # whether anything was refused; in a pipe the exit status is then 1
 
 
 @opt.with_options

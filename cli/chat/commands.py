@@ -26,8 +26,7 @@ from redrafter_mlx.runtime.words import count
 if TYPE_CHECKING:
     from redrafter_mlx.cli.chat.command import Chat
 
-_MAX_BYTES = 4_000_000
-"""Maximum size of a file for /read, about a million tokens."""
+_MAX_BYTES = 4_000_000  # maximum size of a file for /read, about a million tokens
 
 _WORDS = {"on": True, "true": True, "off": False, "false": False, "none": None}
 

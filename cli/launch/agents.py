@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from redrafter_mlx.errors import BadInputError, meant
 
 _ID = "redrafter-mlx"
-_NO_KEY = "none"
-"""A key for clients that insist on one, where the server has none."""
+_NO_KEY = "none"  # a key for clients that insist on one, where the server has none
 
 KEY_VARIABLE = "REDRAFTER_API_KEY"
 

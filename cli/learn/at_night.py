@@ -12,8 +12,7 @@ import shutil
 import sys
 
 _HOUR = 3
-_IDLE = 900
-"""Seconds without a key or a movement of the pointer."""
+_IDLE = 900  # seconds without a key or a movement of the pointer
 
 _MAC = (
     "pmset -g batt | grep -q 'AC Power' && "

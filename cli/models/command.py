@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from redrafter_mlx.weights.fit.machine import Machine
     from redrafter_mlx.weights.status import ModelStatus
 
-_WIDEST = 10_000
-"""Columns that no table needs."""
+_WIDEST = 10_000  # columns that no table needs
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME|REPO|PATH", help="As in --model.", show_default=False)

@@ -28,11 +28,9 @@ _QUESTIONS = (0, 8, 13)
 """Indices of our own questions that sample acceptance: a letter, a function, an explanation."""
 
 _TOKENS = 32
-_LENGTH = 5
-"""Length of the beams that sample acceptance; for longer ones it is extrapolated."""
+_LENGTH = 5  # length of the beams that sample acceptance; for longer ones it is extrapolated
 
-_CONTEXT = 256
-"""Tokens of text for which a shape is recommended."""
+_CONTEXT = 256  # tokens of text for which a shape is recommended
 
 ExpectedRates = dict[BeamShape, tuple[float, float]]
 """Expected tokens/step and tokens per second of beam shapes."""

@@ -9,17 +9,13 @@ from redrafter_mlx.checks import check_int, shown
 from redrafter_mlx.drafting.recurrent_config import MAX_SIZE, DrafterConfig, FirstState, Head
 from redrafter_mlx.errors import BadInputError
 
-_MAX_LAYERS = 8
-"""Maximum number of layers of a block: published ones have up to five."""
+_MAX_LAYERS = 8  # maximum number of layers of a block: published ones have up to five
 
 
 class _Form:
-    """Checks the sizes that several forms have.
+    """Checks the sizes that several forms have."""
 
-    whole_texts: whether it is trained on texts as they stand, prompts and all
-    """
-
-    whole_texts: ClassVar[bool] = False
+    whole_texts: ClassVar[bool] = False  # whether it is trained on texts as they stand
 
     def __post_init__(self) -> None:
         """Raise BadInputError for options that no target's drafter can have."""

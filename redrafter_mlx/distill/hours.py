@@ -40,8 +40,7 @@ _ROWS, _MIN_ROWS = 63, 6
 """Texts per block in a run of an hour, and at least: a short run on a slow machine needs small
 blocks, as only whole ones are kept. The job's own number is the limit."""
 
-_SAVE_SECONDS = 60.0
-"""Seconds between saves of the time spent, while a stage runs."""
+_SAVE_SECONDS = 60.0  # seconds between saves of the time spent, while a stage runs
 
 _UNLIMITED = 10**12
 

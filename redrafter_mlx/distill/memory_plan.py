@@ -22,8 +22,7 @@ from redrafter_mlx.weights.fit.machine import Machine, this_machine
 _GPU_SHARE = 0.85
 """Share of a GPU's working set that a run takes by default; the rest is for other programs."""
 
-_PROCESS = 200_000_000
-"""Bytes of Python with its libraries, in addition to the target's weights."""
+_PROCESS = 200_000_000  # bytes of Python with its libraries, in addition to the target's weights
 
 PROMPT_TOKENS = 64
 """Length of a usual prompt."""
@@ -40,18 +39,12 @@ _MIN_STATES = 64_000_000
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The memory plan of a run; sizes in bytes.
+    """The memory plan of a run; sizes in bytes."""
 
-    workers:  number of writing processes
-    room:     size of the rows of one batch, in each writing process
-    states:   size of the hidden states held while training, counted as on disk
-    writing, training: memory of each stage, all processes together
-    """
-
-    workers: int
-    room: int
-    states: int
-    writing: int
+    workers: int  # number of writing processes
+    room: int  # size of the rows of one batch, in each writing process
+    states: int  # size of the hidden states held while training, counted as on disk
+    writing: int  # memory of this stage, all processes together
     training: int
 
     @property

@@ -25,30 +25,18 @@ within 64 bits."""
 
 @dataclass(frozen=True)
 class WritingOptions:
-    """How the target writes a corpus, block by block.
+    """How the target writes a corpus, block by block."""
 
-    own_share:           share of the blocks whose prompts the target writes itself
-    starter_share:       share of those blocks whose prompts continue a common prompt starter
-    batch:               number of texts written at once
-    openings:            one answer per entry: this many tokens drawn at random, the rest greedy
-    temperature:         sampling temperature for prompts that the target writes
-    starter_temperature: the same after a starter, which already makes prompts differ
-    opening_temperature: the same for the openings of answers
-    max_answer_tokens:   longer answers are cut
-    max_prompt_tokens:   longer prompts are left out
-    thinking:            whether a target that can reason first does so
-    """
-
-    own_share: float = 1.0
-    starter_share: float = 0.75
-    batch: int = 126
-    openings: tuple[int, ...] = OPENINGS
-    temperature: float = 1.0
-    starter_temperature: float = 0.8
-    opening_temperature: float = 0.7
-    max_answer_tokens: int = 160
-    max_prompt_tokens: int = 256
-    thinking: bool = False
+    own_share: float = 1.0  # share of the blocks whose prompts the target writes itself
+    starter_share: float = 0.75  # share of those whose prompts continue a common prompt starter
+    batch: int = 126  # number of texts written at once
+    openings: tuple[int, ...] = OPENINGS  # an answer each: tokens drawn at random, the rest greedy
+    temperature: float = 1.0  # sampling temperature for prompts that the target writes
+    starter_temperature: float = 0.8  # the same after a starter, which already makes prompts differ
+    opening_temperature: float = 0.7  # the same for the openings of answers
+    max_answer_tokens: int = 160  # longer answers are cut
+    max_prompt_tokens: int = 256  # longer prompts are left out
+    thinking: bool = False  # whether a target that can reason first does so
     seed: int = 0
 
     def __post_init__(self) -> None:

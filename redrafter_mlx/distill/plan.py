@@ -56,31 +56,22 @@ _WITHOUT_TEMPLATE = (
 class RunPlan:
     """A job with its target in memory, and all that is known before the corpus is written.
 
-    target:   reads the layers that the drafter reads
-    recipe:   how drafters of the job's form are made
-    contents: what distinguishes the target from all others, quantised as it is in memory
-    corpus:   the corpus that the job makes, and `source`, which makes its blocks
-    memory:   memory plan; `states` are the bytes of hidden states held at once, those that a
-              resumed run began with
-    min_blocks: number of blocks needed to hold some out and to train on others
-    started_from: digest of the weights that training starts from, None for a fresh drafter
-    ranks:    ranks that write the corpus together; None writes it on this one
     notes:    what a user should know before the run, one line each: unused rows, slow writing
     """
 
     job: TrainingJob
     loaded: LoadedTarget
-    target: Target
-    recipe: Recipe
-    contents: str
+    target: Target  # reads the layers that the drafter reads
+    recipe: Recipe  # how drafters of the job's form are made
+    contents: str  # what distinguishes the target from all others, quantised as it is in memory
     given: Given
-    corpus: CorpusJob
+    corpus: CorpusJob  # the corpus that the job makes, and `source`, which makes its blocks
     source: Writer | Reader
     memory: MemoryPlan
-    states: int
-    min_blocks: int
-    started_from: str | None = None
-    ranks: Ranks | None = None
+    states: int  # bytes of hidden states held at once; a resumed run's are those that it began with
+    min_blocks: int  # number of blocks needed to hold some out and to train on others
+    started_from: str | None = None  # digest of the weights that training starts from
+    ranks: Ranks | None = None  # ranks that write the corpus together; None writes it on this one
 
     @property
     def notes(self) -> Sequence[str]:

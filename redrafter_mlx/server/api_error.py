@@ -25,21 +25,15 @@ LOG = logging.getLogger("redrafter_mlx.server")
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """A response other than 200; each API has a format for it.
+    """A response other than 200; each API has a format for it."""
 
-    status: HTTP status
-    param:  the wrong parameter, such as "messages.0.content"
-    code:   OpenAI's code for the error, if there is one
-    length: the prompt's, if it is too long for the model's context
-    """
-
-    status: int
+    status: int  # HTTP status
     message: str
     _: KW_ONLY
-    param: str | None = None
-    code: str | None = None
+    param: str | None = None  # the wrong parameter, such as "messages.0.content"
+    code: str | None = None  # OpenAI's code for the error, if there is one
     headers: Mapping[str, str] | None = None
-    length: ContextLengthError | None = None
+    length: ContextLengthError | None = None  # the prompt's, if the context is too short for it
 
     def __str__(self) -> str:
         return self.message

@@ -39,8 +39,7 @@ from redrafter_mlx.server.responses.schema import ResponsesRequest
 from redrafter_mlx.server.security import Guard, content_security_policy
 from redrafter_mlx.server.tasks import Ending
 
-_STALL_SECONDS = 60.0
-"""Seconds without any progress of waiting work until /health fails."""
+_STALL_SECONDS = 60.0  # seconds without any progress of waiting work until /health fails
 
 
 def create_app(

@@ -29,15 +29,12 @@ MoreRoom = Callable[[], Awaitable[bool]]
 
 @dataclass(frozen=True)
 class Hosted:
-    """A model in memory, its name in requests, and the compiler of grammars for its tokenizer.
-
-    more_room: unloads another model for an answer of this one; False if that frees nothing
-    """
+    """A model in memory, its name in requests, and the compiler of grammars for its tokenizer."""
 
     name: str
     model: Redrafter
     grammars: Grammars
-    more_room: MoreRoom
+    more_room: MoreRoom  # unloads another model for an answer; False if that frees nothing
 
 
 class ModelHost:

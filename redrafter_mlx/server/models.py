@@ -17,14 +17,12 @@ from redrafter_mlx.runtime.processes.model_lock import ModelLock
 from redrafter_mlx.server.api_error import LOG, ApiError
 from redrafter_mlx.server.hosting import ModelHost
 
-_DEFAULT_NAME = "default_model"
-"""The name by which clients of mlx-lm's server ask for its model."""
+_DEFAULT_NAME = "default_model"  # the name by which clients of mlx-lm's server ask for its model
 
 _LONGEST_NAME = 200
 """Characters of a wrong name that are compared with the known ones: a request may have millions."""
 
-_LISTED_SECONDS = 5.0
-"""Age at which the list of the models on disk is made again."""
+_LISTED_SECONDS = 5.0  # age at which the list of the models on disk is made again
 
 
 class Models:

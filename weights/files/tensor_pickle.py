@@ -75,8 +75,7 @@ class _Global:
     name: str
 
 
-_MARK = object()
-"""Marks the start of a group of values on the stack."""
+_MARK = object()  # marks the start of a group of values on the stack
 
 
 def read_views(data: bytes) -> dict[str, TensorView]:

@@ -13,18 +13,12 @@ from redrafter_mlx.runtime.hardware import gpu_memory, physical_memory
 
 @dataclass(frozen=True)
 class Machine:
-    """Memory and disk space in bytes.
+    """Memory and disk space in bytes."""
 
-    memory:      of the whole machine
-    working_set: part of the memory that models and their caches may take
-    free_disk:   free space for downloads from the Hub
-    on_cpu:      weights are dequantised to float32 unless `quantize` keeps them, see precision.py
-    """
-
-    memory: int
-    working_set: int
-    free_disk: int
-    on_cpu: bool
+    memory: int  # of the whole machine
+    working_set: int  # part of the memory that models and their caches may take
+    free_disk: int  # free space for downloads from the Hub
+    on_cpu: bool  # weights become float32 unless `quantize` keeps them, see precision.py
 
 
 def this_machine() -> Machine:

@@ -15,8 +15,7 @@ from redrafter_mlx.weights.raw_model import context_length
 GROUP_SIZE = 64
 """Number of weights that share a scale and a bias, under `quantize` and in most repositories."""
 
-_DRAFT_VOCAB = 32_000
-"""Number of tokens in the draft vocabulary of published EAGLE-3 drafters."""
+_DRAFT_VOCAB = 32_000  # number of tokens in the draft vocabulary of published EAGLE-3 drafters
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Keys of config.json for the number of experts, by architecture."""
@@ -68,29 +67,20 @@ def windows_of(config: Mapping[str, object], layers: int) -> Windows:
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Dimensions of a decoder.
-
-    heads, kv_heads: query heads and key/value heads, of `head_dim` each
-    tied:  whether the head is the embedding
-    gated: whether the feed-forward network has a gate, a third matrix
-    windows: the layers that keep a sliding window of the text alone
-    total: number of parameters of a mixture of experts or a hybrid; 0 for a dense decoder, where it
-           follows from the others
-    recurrent: number of layers that keep a state in place of keys and values
-    """
+    """Dimensions of a decoder."""
 
     layers: int
     hidden: int
     intermediate: int
-    heads: int
-    kv_heads: int
+    heads: int  # of queries, of `head_dim` each
+    kv_heads: int  # of keys and values
     head_dim: int
     vocab: int
-    tied: bool = False
-    gated: bool = True
-    windows: Windows = NO_WINDOWS
-    total: int = 0
-    recurrent: int = 0
+    tied: bool = False  # whether the head is the embedding
+    gated: bool = True  # whether the feed-forward network has a gate, a third matrix
+    windows: Windows = NO_WINDOWS  # the layers that keep a sliding window of the text alone
+    total: int = 0  # parameters of a mixture or hybrid; 0: it follows from the others
+    recurrent: int = 0  # number of layers that keep a state in place of keys and values
 
     @property
     def mostly_embedding(self) -> bool:
@@ -141,17 +131,12 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model as its files hold it.
-
-    bits:    of its quantised weights, None for floats
-    nbytes:  size of the weights as stored
-    context: maximum number of tokens, prompt and answer together; None if unknown
-    """
+    """A model as its files hold it."""
 
     size: ModelSize
-    bits: int | None
-    nbytes: int
-    context: int | None = None
+    bits: int | None  # of its quantised weights, None for floats
+    nbytes: int  # size of the weights as stored
+    context: int | None = None  # maximum number of tokens, prompt and answer; None if unknown
 
     def planned(self, context: int) -> int:
         """Return the number of tokens to plan for: `context`, or all that the model can have."""

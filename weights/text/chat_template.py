@@ -15,8 +15,7 @@ _FILES = ("chat_template.jinja", "additional_chat_templates", "tekken.json")
 _KEYS = ("chat_template", "chat_template_type")
 """Keys of tokenizer_config.json: a template, or the name of one of mlx-lm's."""
 
-_IN_MLX_LM = ("muse_spark",)
-"""Architectures whose template comes with mlx-lm."""
+_IN_MLX_LM = ("muse_spark",)  # architectures whose template comes with mlx-lm
 
 
 def has_chat_template(path: Path, name: str) -> bool:

@@ -127,8 +127,7 @@ JSON_CALLS = Markup(
 """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, which many models write."""
 
 
-_UNMARKED = "unmarked"
-"""State of the text after the opener of a call that has no start mark."""
+_UNMARKED = "unmarked"  # state of the text after the opener of a call that has no start mark
 
 
 def _state_machine(markup: Markup, form: Form | None) -> TextStateMachine:

@@ -41,24 +41,17 @@ _PLAIN_TEXT = "\uff21  b"
 
 @dataclass(frozen=True)
 class Pieces:
-    """A SentencePiece vocabulary; position i of each list describes token i.
+    """A SentencePiece vocabulary; position i of each list describes token i."""
 
-    name:       of the file, for errors
-    kinds:      SentencePiece's (and GGUF's) piece types, see the constants above
-    bos, eos:   negative if there is none
-    add_prefix: whether a space is prepended to the text, SentencePiece's `add_dummy_prefix`
-    merges:     pairs of pieces, first those that are merged first; None to go by the scores
-    """
-
-    name: str
+    name: str  # of the file, for errors
     texts: Sequence[str]
     scores: Sequence[float]
-    kinds: Sequence[int]
-    bos: int
+    kinds: Sequence[int]  # SentencePiece's (and GGUF's) piece types, see the constants above
+    bos: int  # negative if there is none
     eos: int
-    add_prefix: bool = True
+    add_prefix: bool = True  # whether a space comes before the text, `add_dummy_prefix`
     add_bos: bool = True
-    merges: Sequence[tuple[str, str]] | None = None
+    merges: Sequence[tuple[str, str]] | None = None  # pairs, in order; None: by scores
 
 
 def read_pieces(path: Path) -> Pieces:

@@ -123,17 +123,12 @@ def _states(texts: Sequence[Text]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Examples:
-    """The shards that are trained on, read a few at a time.
-
-    extras:  data that is loaded with the shards
-    options: seed, positions in a batch, and labels after each root
-    memory:  bytes of hidden states held at once: the texts as read, and their copy laid end to end
-    """
+    """The shards that are trained on, read a few at a time."""
 
     shards: tuple[Path, ...]
-    extras: Extras
-    options: TrainOptions
-    memory: int
+    extras: Extras  # data that is loaded with the shards
+    options: TrainOptions  # seed, positions in a batch, and labels after each root
+    memory: int  # bytes of states held at once: texts as read, and their copy laid end to end
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of one pass, in another order each time, without the first `skip`.

@@ -43,16 +43,11 @@ FORMAT = "redrafter-mlx contexts 2"
 
 @dataclass(frozen=True)
 class Extras:
-    """The data stored for one form of drafter.
+    """The data stored for one form of drafter."""
 
-    context: layers whose inputs are stored
-    read:    texts that are only read, with each block
-    whole:   whether the states of prompts are stored, so that whole texts can be trained on
-    """
-
-    context: tuple[int, ...] = ()
-    read: tuple[ReadTexts, ...] = ()
-    whole: bool = False
+    context: tuple[int, ...] = ()  # layers whose inputs are stored
+    read: tuple[ReadTexts, ...] = ()  # texts that are only read, with each block
+    whole: bool = False  # whether the states of prompts are stored, to train on whole texts
 
     def files(self, shard: Path) -> list[Path]:
         own = [self._path(kind, shard) for kind in self._kinds]

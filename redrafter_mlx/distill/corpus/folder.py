@@ -22,8 +22,7 @@ from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target_model.model import Target
 
-_MIN_FILLED = 2
-"""Minimum number of blocks with texts: to hold one out, and to train on another."""
+_MIN_FILLED = 2  # minimum number of blocks with texts: to hold one out, and to train on another
 
 MORE_EMPTY = 3
 """Blocks of given prompts or answers that may be empty, in addition to those that are needed."""
@@ -31,22 +30,15 @@ MORE_EMPTY = 3
 
 @dataclass(frozen=True)
 class CorpusJob:
-    """What a worker needs: the job, its texts, and where to write.
-
-    conversations: prompts to answer; with `job.data`, answers to read
-    extras:  what is stored next to the texts
-    exclude: questions that the target's own prompts must not repeat
-    room:    maximum bytes for the rows of one batch in a process; None for no limit
-    max_bytes: maximum size of the corpus on disk
-    """
+    """What a worker needs: the job, its texts, and where to write."""
 
     job: TrainingJob
-    conversations: tuple[Conversation, ...]
+    conversations: tuple[Conversation, ...]  # prompts to answer; with `job.data`, answers to read
     folder: Path
-    extras: Extras = field(default_factory=Extras)
-    exclude: Exclusions = NOTHING
-    room: int | None = None
-    max_bytes: int = sys.maxsize
+    extras: Extras = field(default_factory=Extras)  # what is stored next to the texts
+    exclude: Exclusions = NOTHING  # questions that the target's own prompts must not repeat
+    room: int | None = None  # maximum bytes for the rows of one batch in a process; None: no limit
+    max_bytes: int = sys.maxsize  # maximum size of the corpus on disk
 
     def source(self, target: Target, tokenizer: TokenizerWrapper) -> Writer | Reader:
         job, texts = self.job, self.conversations
@@ -85,18 +77,13 @@ class CorpusSize:
 
 @dataclass(frozen=True)
 class CorpusGoal:
-    """When a corpus is large enough: it holds `answer_tokens`, or takes `max_bytes` on the disk.
-
-    max_empty: writing is given up if this many blocks are there and none holds a text
-    min_blocks: it has as many, unless they take more than `max_bytes`
-    min_tokens: with these blocks and as many answer tokens, it is large enough if `stop()`
-    """
+    """When a corpus is large enough: it holds `answer_tokens`, or takes `max_bytes` on the disk."""
 
     answer_tokens: int
     max_bytes: int
-    min_blocks: int = 0
-    max_empty: int = MORE_EMPTY
-    min_tokens: int = 0
+    min_blocks: int = 0  # it has as many, unless they take more than `max_bytes`
+    max_empty: int = MORE_EMPTY  # give up if as many blocks are there and none holds a text
+    min_tokens: int = 0  # with these blocks and as many tokens, it is enough if `stop()`
     stop: Callable[[], bool] = lambda: False
 
     def reached(self, size: CorpusSize) -> bool:

@@ -31,25 +31,18 @@ from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target_model.model import Target
 
-_SAMPLED = 32
-"""Number of texts whose mean length is taken for that of all."""
+_SAMPLED = 32  # number of texts whose mean length is taken for that of all
 
-_MAX_TOKENS = 512
-"""Maximum number of tokens of a text that is only read; later tokens are left out."""
+_MAX_TOKENS = 512  # maximum number of tokens of a text that is only read; later tokens are left out
 
 
 @dataclass(frozen=True)
 class ReadTexts:
-    """Texts read in addition to the answers that the target writes: their prompts, or others.
+    """Texts read in addition to the answers that the target writes: their prompts, or others."""
 
-    texts:     conversations that are only read; None for the prompts
-    per_block: number of them that are read with each block, as many as it has answers
-    raw:       whether the texts are plain, without a chat template
-    """
-
-    texts: tuple[Conversation, ...] | None = None
-    per_block: int = 126
-    raw: bool = False
+    texts: tuple[Conversation, ...] | None = None  # only read; None for the prompts
+    per_block: int = 126  # number of them that are read with each block, as many as it has answers
+    raw: bool = False  # whether the texts are plain, without a chat template
 
     def path(self, shard: Path) -> Path:
         return shard.parent / self.folder / shard.name

@@ -21,8 +21,7 @@ _FORMAT = "redrafter-mlx corpus "
 
 _BLOCK = re.compile(r"block-\d{6}\.safetensors")
 _PARTIAL = re.compile(r"\.\d+-\d+\.block-\d{6}\.safetensors")
-_FINDER = ".DS_Store"
-"""File that macOS leaves in each folder that was looked at."""
+_FINDER = ".DS_Store"  # file that macOS leaves in each folder that was looked at
 
 _BESIDE = re.compile(r"prompts|read-[0-9a-f]{16}|(?:states|whole)(?:-\d+)*")
 """Names of a corpus's files, whole or being written, and of its folders; see extras.py."""
@@ -30,22 +29,15 @@ _BESIDE = re.compile(r"prompts|read-[0-9a-f]{16}|(?:states|whole)(?:-\d+)*")
 
 @dataclass(frozen=True)
 class StoredCorpus:
-    """A corpus in our cache.
+    """A corpus in our cache."""
 
-    key:    name of its folder
-    model:  the target's name, as the run that wrote it had it; None if it has no readable block
-    texts, answer_tokens: of the blocks that can be read
-    nbytes: of all files
-    used:   when it was last written to, in seconds since 1970
-    """
-
-    key: str
+    key: str  # name of its folder
     path: Path
-    model: str | None
-    texts: int
+    model: str | None  # the target's name in the run that wrote it; None without a readable block
+    texts: int  # of the blocks that can be read
     answer_tokens: int
-    nbytes: int
-    used: float
+    nbytes: int  # of all files
+    used: float  # when it was last written to, in seconds since 1970
 
 
 def corpora_folder() -> Path:

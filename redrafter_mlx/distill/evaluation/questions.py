@@ -29,20 +29,14 @@ _TIMED = 15
 
 @dataclass(frozen=True)
 class DrafterQuality:
-    """The quality of one drafter on all questions.
-
-    parameters:     number of the drafter's own parameters, without those of a tied head
-    draft_seconds:  time to draft for one step, by beam width; see `draft_seconds`
-    beam_length:    tokens in its candidates, the root included: as asked for, or fewer if it cannot
-    by_category:    tokens/step by beam width of each category; empty unless there are several
-    """
+    """The quality of one drafter on all questions."""
 
     name: str
-    parameters: int
+    parameters: int  # number of the drafter's own parameters, without those of a tied head
     quality: DraftQuality
-    draft_seconds: dict[int, float]
-    beam_length: int
-    by_category: Mapping[str, Mapping[int, float]]
+    draft_seconds: dict[int, float]  # to draft for one step, by beam width; see `draft_seconds`
+    beam_length: int  # tokens in its candidates, the root included; fewer if it cannot
+    by_category: Mapping[str, Mapping[int, float]]  # tokens/step by width; empty unless several
 
     def to_dict(self) -> dict[str, object]:
         """Return one flat object, for JSON."""

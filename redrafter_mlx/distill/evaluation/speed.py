@@ -12,8 +12,7 @@ from redrafter_mlx.engine.engine import Redrafter
 TIMED_TOKENS = 96
 """Maximum number of tokens per timed answer."""
 
-_MIN_TOKENS = 16
-"""Minimum number of tokens of an answer whose speed is measured."""
+_MIN_TOKENS = 16  # minimum number of tokens of an answer whose speed is measured
 
 SCATTER = 0.02
 """Noise of a short measurement: a speedup this close to 1 is treated as 1."""

@@ -40,8 +40,7 @@ from redrafter_mlx.drafting.published.heads.eagle_files import (
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.model import Target
 
-_WINDOW = 4096
-"""Newest positions that the block attends to, as in files that name no window."""
+_WINDOW = 4096  # newest positions that the block attends to, as in files that name no window
 
 
 class DSparkStudent(WholeTextStudent):

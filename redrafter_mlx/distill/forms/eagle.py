@@ -25,8 +25,7 @@ from redrafter_mlx.weights.raw_model import context_length
 _HEAD_SIZE, _QUERIES = 64, (4, 3, 5, 7, 2, 1)
 """Size of an attention head, and the allowed numbers of query heads per key head, best first."""
 
-_POSITIONS = 2048
-"""Maximum number of positions of a drafter whose target names no limit."""
+_POSITIONS = 2048  # maximum number of positions of a drafter whose target names no limit
 
 
 class EagleStudent(UnrolledStudent):

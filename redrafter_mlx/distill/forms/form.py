@@ -40,8 +40,7 @@ from redrafter_mlx.errors import BadInputError, MismatchError
 from redrafter_mlx.target_model.fingerprint import trainable_size
 from redrafter_mlx.target_model.model import Target
 
-_PART = 1 << 24
-"""Bytes of a file of weights that are in memory at once while they are hashed."""
+_PART = 1 << 24  # bytes of a file of weights that are in memory at once while they are hashed
 
 DRAFTS = 3
 """Drafts in a row, where a drafter's files do not say for how many it was trained."""

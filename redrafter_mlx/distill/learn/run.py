@@ -52,14 +52,11 @@ MIN_TEXTS = 4
 _SHARES = (0.0, 0.25, 0.5, 0.75)
 """Shares of the weights that training started from, tried in turn until nothing is forgotten."""
 
-_READING, _JUDGING = 0.3, 0.15
-"""Shares of the time for the target's reading, and for judging."""
+_READING, _JUDGING = 0.3, 0.15  # shares of the time for the target's reading, and for judging
 
-_JUDGED = 5.0
-"""Held-out positions for each second of the time, the user's and general ones each."""
+_JUDGED = 5.0  # held-out positions for each second of the time, the user's and general ones each
 
-_STATES = 1_000_000_000
-"""Bytes of hidden states that are in memory at once."""
+_STATES = 1_000_000_000  # bytes of hidden states that are in memory at once
 
 _BATCH = 1024
 
@@ -71,16 +68,11 @@ Report = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class LearnOptions:
-    """How long a run takes.
+    """How long a run takes."""
 
-    minutes: of reading, training and judging; writing the general texts comes on top, once
-    steps:   number of optimiser steps instead, whatever they take; None is by the time
-    seed:    of the order of batches, and of a fresh head
-    """
-
-    minutes: float = 10.0
-    steps: int | None = None
-    seed: int = 0
+    minutes: float = 10.0  # of reading, training and judging; general texts come on top, once
+    steps: int | None = None  # number of optimiser steps instead, whatever they take
+    seed: int = 0  # of the order of batches, and of a fresh head
 
     def __post_init__(self) -> None:
         check_number("minutes", self.minutes, low=0.1, high=24 * 60)

@@ -22,8 +22,7 @@ from redrafter_mlx.learning.kept_texts import KeptText, TextStore
 from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.target_model.model import Target
 
-_ONE_IN = 8
-"""One of the user's prompts in this many is for judging, never for training."""
+_ONE_IN = 8  # one of the user's prompts in this many is for judging, never for training
 
 
 _TEXTS, _TOKENS = 48, 96

@@ -27,25 +27,18 @@ CARD = "README.md"
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """The contents of a card.
-
-    versions: by package
-    machine:  chip and system on which the drafter was trained and measured
-    seconds:  time of training, without writing the corpus; None if the log was removed
-    quality:  on held-out texts, None if the log was removed
-    started_from: digest of the weights that training started from, None for a fresh drafter
-    """
+    """The contents of a card."""
 
     target: TargetSource
     job: TrainingJob
-    versions: Mapping[str, str]
-    machine: str
+    versions: Mapping[str, str]  # by package
+    machine: str  # chip and system on which the drafter was trained and measured
     corpus: CorpusSize
     recipe: Recipe
-    seconds: float | None
-    quality: DraftQuality | None
+    seconds: float | None  # of training, without writing the corpus; None without a log
+    quality: DraftQuality | None  # on held-out texts, None if the log was removed
     measured: Sequence[MeasuredRow]
-    started_from: str | None = None
+    started_from: str | None = None  # digest of the weights that training starts from
 
 
 def write_card(report: TrainingReport, folder: Path) -> Path:

@@ -25,19 +25,14 @@ FORMAT = "redrafter-mlx training 3"
 class Progress:
     """The progress of a training run.
 
-    step:  step of the optimiser
-    epoch, batch: position in the order of batches
-    best:  highest simulated tokens/step of a saved drafter, 0 if none was saved
-    saved: SHA-256 of that drafter's weights
-
     Raises ValueError for numbers that no run has.
     """
 
-    step: int = 0
-    epoch: int = 0
+    step: int = 0  # step of the optimiser
+    epoch: int = 0  # position in the order of batches
     batch: int = 0
-    best: float = 0.0
-    saved: str = ""
+    best: float = 0.0  # highest simulated tokens/step of a saved drafter, 0 if none was saved
+    saved: str = ""  # SHA-256 of that drafter's weights
 
     def __post_init__(self) -> None:
         whole = all(type(n) is int and n >= 0 for n in (self.step, self.epoch, self.batch))
@@ -47,15 +42,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run's state.
+    """A run's state."""
 
-    drafter, optimizer: trees of parameters
-    made_by: what identifies the run, compared before it resumes
-    """
-
-    drafter: Mapping[str, object]
+    drafter: Mapping[str, object]  # tree of parameters
     optimizer: Mapping[str, object]
-    made_by: Mapping[str, object]
+    made_by: Mapping[str, object]  # what identifies the run, compared before it resumes
     progress: Progress
 
     @property

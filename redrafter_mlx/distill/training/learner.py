@@ -36,8 +36,7 @@ subnormal numbers, with which an x86 processor multiplies many times more slowly
 of two, no other number is rounded differently (loss scaling, Micikevicius et al., arXiv 1710.03740,
 section 3.2). Losses have to be computed in float32: float16 ends at 65504."""
 
-_FIRST_RATE = 0.1
-"""The first learning rate, as a share of the peak."""
+_FIRST_RATE = 0.1  # the first learning rate, as a share of the peak
 
 
 _MAX_CACHED = 1_000_000_000

@@ -64,8 +64,7 @@ class Emitted:
         return sum(response.source != "model" for response in self.responses)
 
 
-_MIN_LOGPROB = -9999.0
-"""Reported for tokens of probability 0, as OpenAI does: JSON has no infinity."""
+_MIN_LOGPROB = -9999.0  # reported for tokens of probability 0, as OpenAI does: JSON has no infinity
 
 Deliver = Callable[[Emitted], Awaitable[None]]
 Reading = Callable[[int, int, int], Awaitable[None]]

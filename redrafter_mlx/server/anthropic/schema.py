@@ -12,8 +12,7 @@ from redrafter_mlx.server.requests.fields import Int, as_limit, as_list
 from redrafter_mlx.server.requests.generation_request import GenerationRequest
 from redrafter_mlx.server.requests.schema import Schema
 
-_EFFORTS = {"max": "high", "xhigh": "high"}
-"""Anthropic's levels that chat templates do not know."""
+_EFFORTS = {"max": "high", "xhigh": "high"}  # Anthropic's levels that chat templates do not know
 
 
 class Thinking(Schema):

@@ -14,8 +14,7 @@ from redrafter_mlx.server.openai.reply import OpenAIReply
 from redrafter_mlx.server.openai.schemas import CompletionRequest
 from redrafter_mlx.structured.plan import format_constraint
 
-_MAX_TOKENS = 16
-"""OpenAI's default for this endpoint."""
+_MAX_TOKENS = 16  # OpenAI's default for this endpoint
 
 
 class CompletionReply(OpenAIReply[CompletionRequest]):

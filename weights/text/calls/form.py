@@ -11,8 +11,7 @@ from typing import Any
 
 from redrafter_mlx.weights.text.calls.values import JSON, Schema, fitted, parameter, write
 
-_LONGEST_LEAD = 400
-"""Characters of a text in which a call's beginning is found."""
+_LONGEST_LEAD = 400  # characters of a text in which a call's beginning is found
 
 ToolParser = Callable[[str, Any], Any]
 """mlx-lm's parser: from a call's text and the tools to `{"name", "arguments"}`, or a list of it."""

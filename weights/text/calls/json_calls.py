@@ -24,15 +24,11 @@ _NAMES, _OTHERS = ("name", "function", "tool"), ("id", "type", "index")
 
 @dataclass(frozen=True, kw_only=True)
 class JSONForm(Form):
-    """`{"name": ..., "arguments": {...}}`, a list of it, or the arguments after a head.
-
-    head: regular expression with the groups `name` and, if the form has it, `id`; arguments follow
-    tail: regular expression of what may follow the arguments
-    """
+    """`{"name": ..., "arguments": {...}}`, a list of it, or the arguments after a head."""
 
     certain: bool = True
-    head: str | None = None
-    tail: str = ""
+    head: str | None = None  # regular expression, groups `name` and perhaps `id`; arguments follow
+    tail: str = ""  # regular expression of what may follow the arguments
 
     def read(self, text: str, setting: Setting) -> Calls:
         calls: list[Call] = []

@@ -16,11 +16,9 @@ from redrafter_mlx.runtime.files.json_file import to_json
 
 Schema = Mapping[str, object]
 
-_MAX_DIGITS = 4300
-"""Digits of an integer that Python's `json` reads, by default."""
+_MAX_DIGITS = 4300  # digits of an integer that Python's `json` reads, by default
 
-_MAX_STEPS = 1000
-"""Parts of a schema that are looked at for one parameter."""
+_MAX_STEPS = 1000  # parts of a schema that are looked at for one parameter
 
 _INTEGER = re.compile(r"-?\d+", re.ASCII)
 

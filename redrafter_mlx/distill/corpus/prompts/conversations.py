@@ -28,8 +28,7 @@ _ROLES = {
 }
 _JSON_NAMES = (".json", ".jsonl", ".ndjson")
 
-_SHOWN = 4
-"""Number of reasons that a line names."""
+_SHOWN = 4  # number of reasons that a line names
 
 
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
@@ -50,13 +49,10 @@ PREPARE = (
 
 @dataclass(frozen=True)
 class Conversation:
-    """A user's turns, with the answers if a file has them.
-
-    answers: answers to the first turns; empty if the target is to write them
-    """
+    """A user's turns, with the answers if a file has them."""
 
     turns: tuple[str, ...]
-    answers: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()  # to the first turns; empty if the target is to write them
     system: str | None = None
 
     def messages(self, turn: int, *, answered: bool = False) -> list[dict[str, str]]:

@@ -12,8 +12,7 @@ from redrafter_mlx.decoding.cache.prefix_cache import common_prefix
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.weights.text.chat import encode_text, render_chat
 
-_MAX_START = 32
-"""Maximum number of tokens of a plain text that are its prompt."""
+_MAX_START = 32  # maximum number of tokens of a plain text that are its prompt
 
 
 def conversation_ids(

@@ -35,20 +35,13 @@ Count = Callable[[int], object]
 
 @dataclass(frozen=True)
 class Written:
-    """The target's answer to one prompt.
+    """The target's answer to one prompt."""
 
-    prompt:  token ids before `answer`, including tokens drawn at random
-    answer:  [A] int32, the likeliest token at each position; ends with an end-of-text token if
-             `ended`
-    states:  [A, C], the target's hidden states from which each of them was chosen
-    prompt_states: [len(prompt) - 1, C], the same for the prompt's tokens from the second on
-    """
-
-    prompt: list[int]
-    answer: np.ndarray
-    states: np.ndarray
+    prompt: list[int]  # token ids before `answer`, including tokens drawn at random
+    answer: np.ndarray  # [A] int32, the likeliest tokens, if `ended` with an end-of-text token
+    states: np.ndarray  # [A, C], the target's hidden states from which each of them was chosen
     ended: bool
-    prompt_states: np.ndarray
+    prompt_states: np.ndarray  # [len(prompt) - 1, C], the same for the prompt's, from the second on
 
     def text(self, target: Target, length: int | None = None) -> Text:
         """Return its first `length` tokens as a text to train on."""

@@ -19,8 +19,7 @@ from redrafter_mlx.target_model.model import Target
 CACHE_STEP = 32
 """Number of cache slots by which a batch's cache grows."""
 
-_PREFILL_TOKENS = 8192
-"""Maximum number of tokens in one prefill call, which bounds memory."""
+_PREFILL_TOKENS = 8192  # maximum number of tokens in one prefill call, which bounds memory
 
 
 class EvenCache(BatchKVCache):  # type: ignore[misc]

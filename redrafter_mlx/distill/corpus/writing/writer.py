@@ -48,22 +48,15 @@ _SYSTEM_MESSAGES = (
 
 @dataclass(frozen=True)
 class Writer:
-    """Writes blocks of a corpus with the target.
-
-    prompts: the user's prompts, none if the target writes all of them
-    exclude: questions that the target's own prompts must not match
-    room:    bytes for the rows of a batch; None writes all rows of a block at once. The texts do
-             not depend on it
-    raw:     whether the prompts are plain texts that the target continues, without a chat template
-    """
+    """Writes blocks of a corpus with the target."""
 
     target: Target
     tokenizer: TokenizerWrapper
-    prompts: Sequence[Conversation]
+    prompts: Sequence[Conversation]  # the user's prompts, none if the target writes all of them
     options: WritingOptions
-    exclude: Exclusions = NOTHING
-    room: int | None = None
-    raw: bool = False
+    exclude: Exclusions = NOTHING  # questions that the target's own prompts must not match
+    room: int | None = None  # bytes for the rows of a batch; None: all. Texts do not depend on it
+    raw: bool = False  # whether prompts are plain texts to continue, without a chat template
 
     blocks: ClassVar[None] = None  # there is no last block
 
