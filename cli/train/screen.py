@@ -97,7 +97,7 @@ def _train(planned: RunPlan, console: Console, deadline: Deadline | None) -> Non
             deadline.begin_training(run.size.answer_tokens)
         if not fit(partial(stages.fit, run), console, deadline):
             _say_goodbye(console, "the training so far is saved")
-        prompts = run.corpus.prompts(run.plan.job.timed_questions)
+        prompts = run.prompts(run.plan.job.timed_questions)
         with stage(console, "timing beside plain decoding", "questions", len(prompts)) as update:
             rows = stages.measure(run.plan, prompts, update, over)
     if note := stages.finish(run, rows):

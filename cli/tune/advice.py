@@ -104,7 +104,7 @@ def ways_to_draft(
     given: options that the target was loaded with, which the commands repeat
     raw:   whether the commands are for plain text, without chat template
     """
-    name = _name(loaded)
+    name = loaded.source.name if loaded.source else loaded.target.model_type
     model = shlex.quote(name) + given
     chat = f"redrafter-mlx generate {model} TEXT --raw" if raw else f"redrafter-mlx chat {model}"
     kinds = [
@@ -141,7 +141,3 @@ def describe_advice(ways: list[Advice]) -> str:
         speed = f"{way.tokens_per_second:>8.1f} {way.speedup:>7.2f}x"
         lines.append(f"{way.way:<20} {way.tokens_per_step:>11.2f} {speed}  {way.command}")
     return "\n".join(lines)
-
-
-def _name(loaded: Redrafter) -> str:
-    return loaded.source.name if loaded.source else loaded.target.model_type

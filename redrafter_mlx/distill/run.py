@@ -22,13 +22,10 @@ from redrafter_mlx.distill.corpus.folder import (
     MORE_EMPTY,
     CorpusGauge,
     CorpusGoal,
-    CorpusJob,
     CorpusSize,
 )
-from redrafter_mlx.distill.corpus.reader import Reader
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.corpus.writing.workers import write_corpus
-from redrafter_mlx.distill.corpus.writing.writer import Writer
 from redrafter_mlx.distill.evaluation.speed import MeasuredRow, measure_speed
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options_file import OPTIONS, to_toml
@@ -55,47 +52,6 @@ _TRIED = 30
 
 
 @dataclass(frozen=True)
-class WrittenCorpus:
-    """The first `blocks` of a corpus, made by `source`."""
-
-    job: CorpusJob
-    source: Writer | Reader
-    blocks: int
-
-    @property
-    def shards(self) -> list[Path]:
-        return [self.job.path(block) for block in range(self.blocks)]
-
-    @cached_property
-    def parts(self) -> tuple[list[Path], list[Text]]:
-        """The shards of texts to train on, and held-out texts; errors as of `hold_out`."""
-        return hold_out(self.shards, self.source.held_out, self.job.extras)
-
-    @property
-    def only_read(self) -> list[Path]:
-        """The shards of texts that were only read, to train on as well."""
-        # A block that is held out for want of others was read with its own prompts.
-        apart = held_out_blocks(self.shards, self.source.held_out)
-        return [
-            read
-            for block, shard in enumerate(self.shards)
-            if block not in apart or self.source.held_out(block)
-            for read in self.job.extras.read_shards(shard)
-        ]
-
-    def sample(self) -> list[Text]:
-        """Return some texts that are trained on, a quarter as many tokens as are held out."""
-        trained_on, held_out = self.parts
-        few = max(1, sum(len(text.answer) for text in held_out) // 4)
-        return sample_texts(trained_on, few, self.job.extras)
-
-    def prompts(self, count: int) -> list[list[int]]:
-        """Return up to `count` held-out prompts, of all lengths."""
-        prompts = sorted((text.prompt for text in self.parts[1]), key=len)
-        return prompts[:: max(1, len(prompts) // max(1, count))][:count]
-
-
-@dataclass(frozen=True)
 class WrittenRun:
     """A planned run whose corpus is written, and what the corpus holds."""
 
@@ -103,8 +59,37 @@ class WrittenRun:
     size: CorpusSize
 
     @property
-    def corpus(self) -> WrittenCorpus:
-        return WrittenCorpus(self.plan.corpus, self.plan.source, self.size.blocks)
+    def shards(self) -> list[Path]:
+        return [self.plan.corpus.path(block) for block in range(self.size.blocks)]
+
+    @cached_property
+    def parts(self) -> tuple[list[Path], list[Text]]:
+        """The shards of texts to train on, and held-out texts; errors as of `hold_out`."""
+        return hold_out(self.shards, self.plan.source.held_out, self.plan.corpus.extras)
+
+    @property
+    def only_read(self) -> list[Path]:
+        """The shards of texts that were only read, to train on as well."""
+        held_out = self.plan.source.held_out
+        # A block that is held out for want of others was read with its own prompts.
+        apart = held_out_blocks(self.shards, held_out)
+        return [
+            read
+            for block, shard in enumerate(self.shards)
+            if block not in apart or held_out(block)
+            for read in self.plan.corpus.extras.read_shards(shard)
+        ]
+
+    def sample(self) -> list[Text]:
+        """Return some texts that are trained on, a quarter as many tokens as are held out."""
+        trained_on, held_out = self.parts
+        few = max(1, sum(len(text.answer) for text in held_out) // 4)
+        return sample_texts(trained_on, few, self.plan.corpus.extras)
+
+    def prompts(self, count: int) -> list[list[int]]:
+        """Return up to `count` held-out prompts, of all lengths."""
+        prompts = sorted((text.prompt for text in self.parts[1]), key=len)
+        return prompts[:: max(1, len(prompts) // max(1, count))][:count]
 
 
 def write(
@@ -170,9 +155,9 @@ def fit(
 
 def make_trainer(run: WrittenRun) -> Trainer:
     """Return the training of the drafter on the written corpus, at its last checkpoint."""
-    plan, corpus = run.plan, run.corpus
+    plan = run.plan
     job, options, target, extras = plan.job, plan.job.training, plan.target, plan.corpus.extras
-    trained_on, held_out = corpus.parts
+    trained_on, held_out = run.parts
     first = next((texts for path in trained_on if (texts := extras.load(path))), [])
     if not first:
         raise BadInputError("the corpus holds no text to train on; write more of it")
@@ -183,7 +168,7 @@ def make_trainer(run: WrittenRun) -> Trainer:
         drafter = plan.recipe.start(job.start_from, target, counts)
     job.output.mkdir(parents=True, exist_ok=True)
     student = plan.recipe.student(drafter, target, options)
-    examples = Examples((*trained_on, *corpus.only_read), extras.each, options, plan.states)
+    examples = Examples((*trained_on, *run.only_read), extras.each, options, plan.states)
     return Trainer(
         student,
         examples,
@@ -191,8 +176,8 @@ def make_trainer(run: WrittenRun) -> Trainer:
         options.steps(student.batches(examples)),
         plan.shapes(SHAPES),
         job.output,
-        {**plan.made_by, "blocks": corpus.blocks},
-        corpus.sample(),
+        {**plan.made_by, "blocks": run.size.blocks},
+        run.sample(),
     )
 
 

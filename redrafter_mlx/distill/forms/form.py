@@ -40,8 +40,6 @@ from redrafter_mlx.errors import BadInputError, MismatchError
 from redrafter_mlx.target_model.fingerprint import trainable_size
 from redrafter_mlx.target_model.model import Target
 
-_PART = 1 << 24  # bytes of a file of weights that are in memory at once while they are hashed
-
 DRAFTS = 3
 """Drafts in a row, where a drafter's files do not say for how many it was trained."""
 
@@ -239,8 +237,7 @@ class Recipe(ABC):
         digest = hashlib.sha256()
         for file in files.tensors.files:
             with file.open("rb") as opened:
-                while part := opened.read(_PART):
-                    digest.update(part)
+                hashlib.file_digest(opened, lambda: digest)
         return digest.hexdigest()
 
     def open(self, folder: Path) -> tuple[DrafterFiles, Form]:

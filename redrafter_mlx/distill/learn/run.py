@@ -240,8 +240,9 @@ class _Run:
             mixed = tree_map(lambda s, end, w=share: w * s + (1 - w) * end, start, trained)
             student.network.update(mixed)
             try:
-                self.recipe.save(student, candidate)
-                quality = judge.quality(self._load(candidate))  # as its files will be read
+                self.recipe.save(student, candidate)  # judged as its files will be read
+                saved = DrafterFolder(candidate, self._loaded.source).load(self.target)
+                quality = judge.quality(saved)
             except DamagedFileError:  # its weights are not finite
                 return replace(before, own=0.0), None
             if quality.is_better_than(before):
@@ -259,9 +260,6 @@ class _Run:
         self._report("bringing it into use", 0, 1)
         bring_into_use(self._folder, version)
         return version.name
-
-    def _load(self, folder: Path) -> LevelDrafter:
-        return DrafterFolder(folder, self._loaded.source).load(self.target)
 
 
 def drafter_in_use(loaded: LoadedTarget) -> Path | None:

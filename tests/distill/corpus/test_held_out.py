@@ -78,7 +78,7 @@ def test_accuracy_in_training_is_along_texts_of_several_blocks_that_are_trained_
     tables = {table: own for table, own in SMALL.items() if table}
     run = write(plan(make_job({**keys, **tables}, tmp_path / "out")))
     trainer = make_trainer(run)
-    trained_on, _ = run.corpus.parts
+    trained_on, _ = run.parts
     blocks = [[text.prompt for text in load_shard(shard).texts] for shard in trained_on]
     seen = [text.prompt for text in trainer.seen]
     assert all(any(prompt in own for own in blocks) for prompt in seen)

@@ -5,12 +5,12 @@ It depends only on the prompts and the options; no model is called.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from hashlib import sha256
 
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY
@@ -76,7 +76,9 @@ class BlockOrder:
         from each other's drafters, with as many of the same prompts in a block, hold out the same.
         """
         size, seed = self.part_size, self.options.seed
-        by_digest = sorted(self.prompts, key=_digest)
+        by_digest = sorted(
+            self.prompts, key=lambda p: sha256(json.dumps(asdict(p)).encode()).digest()
+        )
         apart = size * -(-self.n_parts // HELD_OUT_EVERY)
         held_out, others = by_digest[:apart], by_digest[apart:]
         random.Random(seed).shuffle(held_out)
@@ -91,10 +93,6 @@ class BlockOrder:
         for at in range(0, len(held_out), size):
             found.insert(at // size * HELD_OUT_EVERY, held_out[at : at + size])
         return found
-
-
-def _digest(conversation: Conversation) -> bytes:
-    return hashlib.sha256(json.dumps(asdict(conversation)).encode()).digest()
 
 
 def _count_in_share(block: int, share: float) -> int:
