@@ -38,27 +38,22 @@ class AnswerKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """One run of one method on one question.
-
-    dtype:    as given by the user, such as `float16` or `4bit`
-    repeat:   counted from 0
-    tstamp:   end of the run, in seconds since 1970
-    group:    ids of the questions that were answered at once, this one among them
-    prompt_tokens: length that the prompt was brought to; None if it was left unchanged
-    as_alone: whether the tokens equal those of mlx-lm's loop for this prompt; None if the answer
-              was not in a batch, or not greedy
-    """
+    """One run of one method on one question."""
 
     question_id: int | str
     category: str
-    dtype: str
+    dtype: str  # as given by the user, such as `float16` or `4bit`
     method: Method
-    repeat: int
+    repeat: int  # counted from 0
     prompt_ids: list[int]
     run: Run
-    tstamp: float
+    tstamp: float  # end of the run, in seconds since 1970
+    # ids of the questions that were answered at once, this one among them
     group: tuple[int | str, ...]
+    # length that the prompt was brought to; None if it was left unchanged
     prompt_tokens: int | None = None
+    # whether the tokens equal those of mlx-lm's loop for this prompt; None if the answer was not in
+    # a batch, or not greedy
     as_alone: bool | None = None
 
     @property

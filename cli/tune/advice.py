@@ -26,17 +26,13 @@ _PUBLISHED = (0.68, 0.68)
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of drafter, with its usual acceptance rates in chats.
+    """A kind of drafter, with its usual acceptance rates in chats."""
 
-    chances:    by depth, the chance that a draft is accepted if those before it were; the last one
-                holds for all further depths
-    level_cost: cost of drafting one token, as a share of the target's one-row call
-    share:      share of the steps that draft at all
-    """
-
+    # by depth, the chance that a draft is accepted if those before it were; the last one holds for
+    # all further depths
     chances: tuple[float, ...]
-    level_cost: float
-    share: float = 1.0
+    level_cost: float  # cost of drafting one token, as a share of the target's one-row call
+    share: float = 1.0  # share of the steps that draft at all
 
 
 NOTHING = Kind((0.0,), level_cost=0.0)

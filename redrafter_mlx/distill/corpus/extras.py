@@ -128,16 +128,13 @@ def save_states(states: Sequence[np.ndarray], path: Path, dtype: mx.Dtype | None
 
 @dataclass(frozen=True)
 class _States:
-    """A kind of states: its folder, and its field of a text.
-
-    read:  returns tokens of a text, and the index of the first one whose state is kept
-    whole: whether the last hidden states are kept together with the layer inputs
-    """
+    """A kind of states: its folder, and its field of a text."""
 
     folder: str
     field: str
+    # returns tokens of a text, and the index of the first one whose state is kept
     read: Callable[[Text], tuple[list[int], int]]
-    whole: bool
+    whole: bool  # whether the last hidden states are kept together with the layer inputs
 
     def load(self, path: Path, texts: Sequence[Text]) -> list[Text]:
         """Return the texts with their states in a file; DamagedFileError if they do not match."""

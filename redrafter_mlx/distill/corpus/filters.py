@@ -53,11 +53,9 @@ def loop_start(tokens: Sequence[int], window: int = LOOP_WINDOW) -> int | None:
 
 @dataclass(frozen=True)
 class Exclusions:
-    """Questions to exclude from training, with their answers if a file has them.
+    """Questions to exclude from training, with their answers if a file has them."""
 
-    runs: every run of WORDS words, lower case with single spaces; a shorter text is one run
-    """
-
+    # every run of WORDS words, lower case with single spaces; a shorter text is one run
     runs: frozenset[str] = frozenset()
 
     @classmethod

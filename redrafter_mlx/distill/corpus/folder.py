@@ -56,23 +56,18 @@ class CorpusJob:
 
 @dataclass(frozen=True)
 class CorpusSize:
-    """Contents of a corpus: its first `blocks`, and the bytes of all files on the disk.
+    """Contents of a corpus: its first `blocks`, and the bytes of all files on the disk."""
 
-    blocks: without a gap, and only as many as the requested answer tokens need, so that the same
-      request finds the same corpus even if more has been written
-    filled: number of blocks that hold texts
-    read_tokens: tokens that are trained on, of prompts and of texts that are only read
-    started: the blocks that are being written
-    """
-
+    # without a gap, and only as many as the requested answer tokens need, so that the same request
+    # finds the same corpus even if more has been written
     blocks: int
-    filled: int
+    filled: int  # number of blocks that hold texts
     answer_tokens: int
-    read_tokens: int
+    read_tokens: int  # tokens that are trained on, of prompts and of texts that are only read
     texts: int
     bytes: int
     left_out: Mapping[str, int]
-    started: tuple[BlockProgress, ...] = ()
+    started: tuple[BlockProgress, ...] = ()  # the blocks that are being written
 
 
 @dataclass(frozen=True)

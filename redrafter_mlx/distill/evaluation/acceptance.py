@@ -30,17 +30,14 @@ _POSITIONS_WITH_MEMORY = 32
 
 @dataclass(frozen=True)
 class DraftQuality:
-    """A drafter's quality on held-out texts.
+    """A drafter's quality on held-out texts."""
 
-    top1, top5:      by depth: how often the target's token is the likeliest draft, or among the
-                     five likeliest
-    tokens_per_step: simulated, by beam width
-    accepted:        by beam width: share of steps in which drafts 1, 2, ... were accepted
-    """
-
+    # top1, top5: by depth: how often the target's token is the likeliest draft, or among the five
+    # likeliest
     top1: tuple[float, ...]
     top5: tuple[float, ...]
-    tokens_per_step: Mapping[int, float]
+    tokens_per_step: Mapping[int, float]  # simulated, by beam width
+    # by beam width: share of steps in which drafts 1, 2, ... were accepted
     accepted: Mapping[int, tuple[float, ...]]
 
 

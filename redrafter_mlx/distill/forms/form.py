@@ -107,20 +107,16 @@ class Student(ABC):
 
 @dataclass(frozen=True)
 class Recipe(ABC):
-    """How drafters of one form and one configuration are made for one target.
+    """How drafters of one form and one configuration are made for one target."""
 
-    options:       the record of its options
-    title, method: the model card's name of the drafter, and of the method with its paper
-    published:     the form of the files
-    target, fingerprint: name and fingerprint of the target
-    """
-
-    options: ClassVar[type[DrafterForm]]
+    options: ClassVar[type[DrafterForm]]  # the record of its options
     student_class: ClassVar[type[Student]]
+    # title, method: the model card's name of the drafter, and of the method with its paper
     title: ClassVar[str]
     method: ClassVar[str]
-    published: ClassVar[Form]
+    published: ClassVar[Form]  # the form of the files
     config: Any
+    # target, fingerprint: name and fingerprint of the target
     target: str | None
     fingerprint: str | None
 

@@ -33,14 +33,12 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Quality on held-out texts; `best` if it is the best so far, so that the drafter was saved.
-
-    training_top1: by depth, how often the target's token is the likeliest draft, on training texts
-    """
+    """Quality on held-out texts; `best` if it is the best so far, so that the drafter was saved."""
 
     step: int
     quality: DraftQuality
     best: bool
+    # by depth, how often the target's token is the likeliest draft, on training texts
     training_top1: tuple[float, ...] = ()
 
 

@@ -29,16 +29,13 @@ class TokenLogprob:
 class Emitted:
     """What one call of the target emitted for one answer.
 
-    answer:    its index among the request's answers
-    responses: one per token, at least one
-    logprobs:  one per token, if requested
     drafted, accepted: number of draft tokens that the call verified, and of those emitted, fewer
       than the call accepted if the answer ends among them
     """
 
-    answer: int
-    responses: Sequence[Response]
-    logprobs: Sequence[TokenLogprob] | None = None
+    answer: int  # its index among the request's answers
+    responses: Sequence[Response]  # one per token, at least one
+    logprobs: Sequence[TokenLogprob] | None = None  # one per token, if requested
 
     @property
     def last(self) -> Response:

@@ -91,19 +91,15 @@ def end_of(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Form(ABC):
-    """How one family of models writes calls between its marks.
+    """How one family of models writes calls between its marks."""
 
-    leads:    texts with which a call begins, without white space; NAME stands for a tool's name
-    certain:  whether an end mark after a readable call ends it. Otherwise its last value may hold
-      the mark, which shows only when another one follows
-    opener:   beginning of a call for which models often forget the start mark
-    short_ids: whether the chat template insists on ids of nine letters and digits
-    """
-
+    # texts with which a call begins, without white space; NAME stands for a tool's name
     leads: Sequence[str]
+    # whether an end mark after a readable call ends it. Otherwise its last value may hold the mark,
+    # which shows only when another one follows
     certain: bool = False
-    opener: str = ""
-    short_ids: bool = False
+    opener: str = ""  # beginning of a call for which models often forget the start mark
+    short_ids: bool = False  # whether the chat template insists on ids of nine letters and digits
 
     @property
     def closes(self) -> bool:

@@ -34,24 +34,18 @@ _JSON = JSONForm(leads=JSON_LEADS)
 
 @dataclass(frozen=True, kw_only=True)
 class TaggedForm(Form):
-    """`<head><parameter>value</parameter>...</call>`, or JSON between the same marks.
+    """`<head><parameter>value</parameter>...</call>`, or JSON between the same marks."""
 
-    head:    regular expression of a call's beginning, with the group `name`
-    opening: regular expression of a parameter's beginning, with the group `key` and, if the form
-      has it, `type`, the JSON type that the model names
-    closing: end of a parameter
-    ending:  end of a call, empty if only the mark after the call ends it
-    padding: text that the form puts on either side of a value
-    whole:   opening and closing tag of all arguments as one JSON object
-    plain:   mlx-lm's parser, if it knows ways to write the arguments without tags
-    """
-
-    head: str
+    head: str  # regular expression of a call's beginning, with the group `name`
+    # regular expression of a parameter's beginning, with the group `key` and, if the form has it,
+    # `type`, the JSON type that the model names
     opening: str
-    closing: str
-    ending: str = ""
-    padding: str = ""
+    closing: str  # end of a parameter
+    ending: str = ""  # end of a call, empty if only the mark after the call ends it
+    padding: str = ""  # text that the form puts on either side of a value
+    # opening and closing tag of all arguments as one JSON object
     whole: tuple[str, str] | None = None
+    # mlx-lm's parser, if it knows ways to write the arguments without tags
     plain: ToolParser | None = None
 
     @property

@@ -143,20 +143,15 @@ def write_turns(
 
 @dataclass
 class _Row:
-    """What is written after a prompt: tokens drawn at random, then greedy ones up to a limit.
+    """What is written after a prompt: tokens drawn at random, then greedy ones up to a limit."""
 
-    prompt: number of the prompt
-    drawn:  number of tokens drawn at random
-    states: the states [C] that chose the tokens
-    before: [len(prompt) - 1, C], the states that chose the prompt's tokens
-    """
-
-    prompt: int
-    drawn: int
+    prompt: int  # number of the prompt
+    drawn: int  # number of tokens drawn at random
     limit: int
     keep_states: bool = True
     tokens: list[int] = field(default_factory=list)
-    states: list[np.ndarray] = field(default_factory=list)
+    states: list[np.ndarray] = field(default_factory=list)  # the states [C] that chose the tokens
+    # [len(prompt) - 1, C], the states that chose the prompt's tokens
     before: np.ndarray = field(default_factory=lambda: np.zeros(0))
     open: bool = True
 

@@ -52,14 +52,11 @@ class EvenCache(BatchKVCache):  # type: ignore[misc]
 
 
 class ReadPrompts(NamedTuple):
-    """Caches of a batch's layers, and the states of its prompts.
-
-    hidden: [B, C], the last ones
-    states: of each prompt if they are kept, those that chose its tokens from the second on
-    """
+    """Caches of a batch's layers, and the states of its prompts."""
 
     cache: list[Any]
-    hidden: mx.array
+    hidden: mx.array  # [B, C], the last ones
+    # of each prompt if they are kept, those that chose its tokens from the second on
     states: list[np.ndarray]
 
 
