@@ -161,10 +161,7 @@ def _unmeasured(protocol: PaperProtocol, options: BenchOptions) -> PaperRun:
 
 
 def _paper(
-    protocol: PaperProtocol,
-    evidence: Evidence,
-    result: Result,
-    changed: Sequence[Difference],
+    protocol: PaperProtocol, evidence: Evidence, result: Result, changed: Sequence[Difference]
 ) -> PaperResult:
     measured, published = result.protocol, protocol.published
     asked = (

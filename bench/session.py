@@ -155,10 +155,7 @@ def end_note(
 
 
 def plans_of(
-    options: BenchOptions,
-    loading: Loading,
-    drafters: Mapping[str | None, Redrafter],
-    hooks: Hooks,
+    options: BenchOptions, loading: Loading, drafters: Mapping[str | None, Redrafter], hooks: Hooks
 ) -> list[Plan]:
     """Return one loading's plan for each length of prompts."""
     first, runner = next(iter(drafters.values())), Runner(drafters)

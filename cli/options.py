@@ -5,24 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, is_dataclass
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer.models import ArgumentInfo
 
 from redrafter_mlx.bench.measure.question_sets import questions_of
-from redrafter_mlx.bench.measure.questions import (
-    OWN_QUESTIONS,
-    Question,
-    choose_questions,
-)
+from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS, Question, choose_questions
 from redrafter_mlx.cli.flag import POSITIONAL, Flag
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.config import AcceptMethod, GenerationOptions
@@ -37,9 +26,7 @@ MODEL, SAMPLING, DRAFTS = "Model", "Sampling", "Drafts"
 
 MAX_TOKENS = Flag("Maximum number of tokens in an answer.", "N")
 MAX_NODES = Flag(
-    "Maximum number of tokens verified in one model call. [default: automatic]",
-    "N",
-    DRAFTS,
+    "Maximum number of tokens verified in one model call. [default: automatic]", "N", DRAFTS
 )
 
 GENERATION: Mapping[str, Flag] = {

@@ -54,9 +54,7 @@ TABLES: Mapping[Rows, Callable[[Layout, Evidence, Sequence[Record]], TextTable]]
     "whole": partial(by_answer.rows_table, lambda evidence: evidence.whole),
     "by category": partial(by_answer.rows_table, lambda evidence: evidence.with_categories),
     "correlated": partial(
-        by_answer.rows_table,
-        lambda evidence: evidence.drafted,
-        note=by_answer.correlation_note,
+        by_answer.rows_table, lambda evidence: evidence.drafted, note=by_answer.correlation_note
     ),
     "along answers": by_answer.along_table,
     "training logs": accuracy_table,

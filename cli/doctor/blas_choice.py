@@ -36,10 +36,7 @@ _LONGEST, _MIN, _TIMES = 600.0, 30.0, 3.0
 
 
 def compare_libraries(
-    loading: ModelOptions,
-    again: bool,
-    note: Callable[[str], None],
-    chat_or: str | None = None,
+    loading: ModelOptions, again: bool, note: Callable[[str], None], chat_or: str | None = None
 ) -> str | None:
     """Measure each library, prefer the fastest from now on and return it; None if none was chosen.
 

@@ -22,11 +22,7 @@ from redrafter_mlx.cli.models.facts import (
 )
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.terminal import console, sanitise
-from redrafter_mlx.errors import (
-    BadInputError,
-    ModelNotFoundError,
-    RedrafterError,
-)
+from redrafter_mlx.errors import BadInputError, ModelNotFoundError, RedrafterError
 
 if TYPE_CHECKING:
     from redrafter_mlx.weights.fit.machine import Machine

@@ -23,12 +23,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from redrafter_mlx.cli.progress import (
-    Stage,
-    describe_count,
-    progress_bars,
-    progress_lines,
-)
+from redrafter_mlx.cli.progress import Stage, describe_count, progress_bars, progress_lines
 from redrafter_mlx.cli.terminal import INTERRUPTED, StopKey, one_line
 from redrafter_mlx.cli.train.lines import (
     ends_at,

@@ -18,12 +18,7 @@ from redrafter_mlx.distill.corpus.examples import (
     sample_texts,
 )
 from redrafter_mlx.distill.corpus.filters import EXCLUDED
-from redrafter_mlx.distill.corpus.folder import (
-    MORE_EMPTY,
-    CorpusGauge,
-    CorpusGoal,
-    CorpusSize,
-)
+from redrafter_mlx.distill.corpus.folder import MORE_EMPTY, CorpusGauge, CorpusGoal, CorpusSize
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.corpus.writing.workers import write_corpus
 from redrafter_mlx.distill.evaluation.speed import MeasuredRow, measure_speed

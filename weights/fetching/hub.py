@@ -71,10 +71,7 @@ def list_repo(repo: str, revision: str) -> Listing:
     """Ask the Hub which files a repository holds; UnreachableError or ModelNotFoundError."""
     with _explained_errors(repo, revision):
         info = huggingface_hub.HfApi(endpoint=_endpoint()).model_info(
-            repo,
-            revision=revision,
-            files_metadata=True,
-            timeout=constants.HF_HUB_ETAG_TIMEOUT,
+            repo, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
         )
     sizes = {f.rfilename: f.size or 0 for f in info.siblings or ()}
     card = info.card_data

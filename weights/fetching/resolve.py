@@ -128,11 +128,7 @@ def _local_entry(entry: Registered, progress: Progress) -> Path | None:
 
 
 def fetch(
-    name: str,
-    offline: bool,
-    progress: Progress,
-    advise: Advise,
-    check_listed: CheckListed,
+    name: str, offline: bool, progress: Progress, advise: Advise, check_listed: CheckListed
 ) -> LocalModel:
     def tell(check: Callable[..., str | None], *of: object) -> None:
         if launched_rank() is None:  # a launch adds up machines' memory

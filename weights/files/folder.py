@@ -18,11 +18,7 @@ from typing import BinaryIO
 from safetensors import SafetensorError, safe_open
 
 from redrafter_mlx.checks import shown
-from redrafter_mlx.errors import (
-    DamagedFileError,
-    ModelNotFoundError,
-    UnsupportedModelError,
-)
+from redrafter_mlx.errors import DamagedFileError, ModelNotFoundError, UnsupportedModelError
 from redrafter_mlx.runtime.files.json_file import read_object
 from redrafter_mlx.runtime.files.regular_file import check_regular
 from redrafter_mlx.weights.files.names import MODEL_WEIGHTS, WEIGHTS, holds_tokenizer, shards

@@ -29,13 +29,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from redrafter_mlx.distill.checked_arrays import load_arrays, save_arrays
 from redrafter_mlx.distill.corpus.hidden_states import teacher_forced_states, to_host
 from redrafter_mlx.distill.corpus.read_texts import ReadTexts
-from redrafter_mlx.distill.corpus.shards import (
-    Shard,
-    Text,
-    load_shard,
-    naming_damage,
-    save_shard,
-)
+from redrafter_mlx.distill.corpus.shards import Shard, Text, load_shard, naming_damage, save_shard
 from redrafter_mlx.target_model.model import Target
 
 FORMAT = "redrafter-mlx contexts 2"

@@ -9,13 +9,7 @@ from pydantic import AliasChoices, BeforeValidator, Field
 
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.server.api_error import ApiError
-from redrafter_mlx.server.requests.fields import (
-    SEEDS,
-    Seed,
-    as_options,
-    as_repetition,
-    as_top_k,
-)
+from redrafter_mlx.server.requests.fields import SEEDS, Seed, as_options, as_repetition, as_top_k
 from redrafter_mlx.server.requests.schema import Schema
 
 _SAMPLING = (
