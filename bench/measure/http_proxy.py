@@ -53,7 +53,6 @@ def proxy_of(url: str) -> SplitResult | None:
 
 
 def _is_here(host: str) -> bool:
-    """Whether a host is this machine."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -113,7 +113,6 @@ class Server:
 
 
 def _is_url(url: str) -> bool:
-    """Whether requests can be sent to this address."""
     try:
         parts = urlsplit(url)
         CONNECTIONS[parts.scheme](parts.netloc)  # checks it, and connects later

@@ -106,7 +106,6 @@ def choose_questions(
 
 
 def _question(where: str, row: object) -> Question | None:
-    """Return the question of a row; None if it does not begin with a user's turn."""
     conversation = conversation_of(row, where)
     if conversation is None:
         return None

@@ -61,7 +61,6 @@ def command(
 
 
 def _options(loading: opt.ModelOptions) -> list[str]:
-    """Return the options of `redrafter-mlx serve` that load this model in this way."""
     default, options = opt.ModelOptions(), list[str]()
     for field in fields(loading):
         value = getattr(loading, field.name)

@@ -78,6 +78,5 @@ def plot(folder: LearningFolder) -> Path:
 
 
 def _change(pair: tuple[float, float]) -> str:
-    """Return tokens/step before and after as text."""
     before, after = pair
     return f"{before:.2f} -> {after:.2f} tokens/step ({after / before - 1:+.1%})"

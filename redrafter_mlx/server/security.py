@@ -92,7 +92,6 @@ class Guard:
 
 
 def _is_address(name: str) -> bool:
-    """Whether a host is an IPv4 address, or an IPv6 address in brackets."""
     try:
         ipaddress.ip_address(name[1:-1] if name[:1] == "[" and name[-1:] == "]" else name)
     except ValueError:

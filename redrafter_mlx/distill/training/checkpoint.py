@@ -110,6 +110,5 @@ def load_checkpoint(
 
 
 def _shapes(tree: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each array in a tree of parameters, by its dotted name."""
     leaves = cast("list[tuple[str, mx.array]]", tree_flatten(tree))
     return {name: array.shape for name, array in leaves}

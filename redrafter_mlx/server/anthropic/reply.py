@@ -118,9 +118,9 @@ def plan(asked: CountRequest, hosted: Hosted) -> OutputPlan:
             hosted.model,
             hosted.grammars,
             messages,
-            response_format=_format(asked.json_format),
+            response_format=_chat_format(asked.json_format),
             tools=tools.shown,
-            tool_choice=_choice(asked),
+            tool_choice=_chat_choice(asked),
             parallel_tool_calls=not asked.tool_choice.disable_parallel_tool_use,
             thinking=asked.reasons,
             thinking_budget=asked.thinking.budget_tokens,
@@ -130,16 +130,14 @@ def plan(asked: CountRequest, hosted: Hosted) -> OutputPlan:
         )
 
 
-def _choice(asked: CountRequest) -> object:
-    """Return `tool_choice` in the format of chat completions."""
+def _chat_choice(asked: CountRequest) -> object:
     kind = asked.tool_choice.type
     if kind == "tool":
         return {"type": "function", "function": {"name": asked.tool_choice.name}}
     return {"any": "required"}.get(kind, kind)
 
 
-def _format(given: Json | None) -> Json | None:
-    """Return a format in that of chat completions."""
+def _chat_format(given: Json | None) -> Json | None:
     if given is None or given.get("type") != "json_schema":
         return given
     return {"type": "json_schema", "json_schema": {**given, "strict": given.get("strict")}}

@@ -40,7 +40,7 @@ class ResponsesReply(SingleReply[ResponsesRequest]):
                 hosted.model,
                 hosted.grammars,
                 messages,
-                response_format=_format(asked.text.format),
+                response_format=_chat_format(asked.text.format),
                 tools=self._tools.usable(asked.tool_choice),
                 tool_choice=self._tools.choice(asked.tool_choice),
                 parallel_tool_calls=asked.parallel_tool_calls,
@@ -51,7 +51,6 @@ class ResponsesReply(SingleReply[ResponsesRequest]):
         return plan, asked.max_output_tokens
 
     def _renamed(self, param: str) -> str:
-        """Return the request's name of a parameter of chat completions."""
         for name, own in (("response_format.json_schema", "text.format"),
                           ("response_format", "text.format"), ("messages", "input")):  # fmt: skip
             if param.startswith(name):
@@ -136,8 +135,7 @@ class ResponsesReply(SingleReply[ResponsesRequest]):
         }
 
 
-def _format(given: Json | None) -> Json | None:
-    """Return `text.format` as chat completions' `response_format`."""
+def _chat_format(given: Json | None) -> Json | None:
     if given is None or given.get("type") != "json_schema":
         return given
     return {"type": "json_schema", "json_schema": {k: v for k, v in given.items() if k != "type"}}

@@ -242,7 +242,6 @@ def _role_and_content(message: object) -> tuple[str, str]:
 
 
 def _turns(value: object) -> list[str]:
-    """Return a user's turns: one text, or the texts that a list begins with."""
     return [*takewhile(_text, value if isinstance(value, list) else [value])]
 
 

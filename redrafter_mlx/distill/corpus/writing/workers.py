@@ -158,7 +158,6 @@ def _write_together(ranks: Ranks, job: CorpusJob, writer: BlockWriter, gauge: Co
 
 
 def _from_rank_0(ranks: Ranks, mine: Sequence[bool]) -> list[bool]:
-    """Return rank 0's values on all ranks."""
     return [*map(bool, ranks.broadcast_bytes(bytes(mine) if ranks.leads else b""))]
 
 
