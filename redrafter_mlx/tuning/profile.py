@@ -1,8 +1,7 @@
 """Profile: times the target's calls, the drafting and whole steps on this machine.
 
-All are measured in turns, so that a machine that becomes slower does so for all of them. As in the
-decoding loop, a call follows one like it, which leaves buffers that fit, and several short calls
-are submitted at once, so that the wait for the host counts less.
+All are measured in turns: a machine that becomes slower does so for all of them. As in decoding, a
+call follows one like it, whose buffers fit. Short calls are submitted together, to wait less often.
 """
 
 from __future__ import annotations
@@ -105,7 +104,8 @@ class Profiler:
     def _call(self, case: Case) -> Call:
         """Return a call to time; calls at one context share a cache."""
         kind, first, second = case
-        if kind == "draft" and self.drafter is not None:
+        if kind == "draft":
+            assert self.drafter is not None
             return drafting_call(self.target, self.drafter, BeamShape(first, second))
         cache = self._caches.setdefault(second, self.target.new_cache())
         return verification_call(self.target, cache, first, second)

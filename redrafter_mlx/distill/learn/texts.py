@@ -24,7 +24,6 @@ from redrafter_mlx.target_model.model import Target
 
 _ONE_IN = 8  # one of the user's prompts in this many is for judging, never for training
 
-
 _TEXTS, _TOKENS = 48, 96
 
 _OPTIONS = WritingOptions(
