@@ -78,6 +78,7 @@ def command(
         print(json.dumps(asdict(answer)), flush=True)  # ASCII, so that it is safe to show
     else:
         print_answer(loaded, asked, raw, generation, terminal)
+    loaded.time_steps()  # for the next process: this one has no idle times
 
 
 def read_prompt(prompt: str, system: str | None, raw: bool) -> Prompt:

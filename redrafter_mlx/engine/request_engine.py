@@ -194,6 +194,22 @@ class RequestEngine:
 
         self.thread.run(lambda: tuning.measure(report), interrupted)
 
+    def time_steps(self) -> None:
+        """Time a few steps, once for a model and drafter on a machine; at once if that was done.
+
+        It is what an engine does by itself while it has no answers. A process that is about to end
+        calls it, so that the next one need not find out beside an answer whether drafts pay.
+        """
+        tuning, interrupted = self.tuning, threading.Event()
+        if tuning is None or self.mirror is not None:
+            return
+
+        def time_all() -> None:
+            while not interrupted.is_set() and tuning.time_steps() < 1:
+                pass
+
+        self.thread.run(time_all, interrupted)
+
     def fits(self, prompts: Sequence[Sequence[int]], options: GenerationOptions) -> bool:
         """Whether answers to all these prompts [tokens] fit in memory at once; none runs."""
         shape = self.choices.shape_of(options, len(prompts[0])) or self.beam_shape

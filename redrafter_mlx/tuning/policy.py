@@ -175,16 +175,22 @@ class TunedPolicy:
         gains = paces[promising] > self._pace * (1 + _MARGIN)
         self._probed = promising if gains else self._best
         # Drafting may pay by now; what costs least is tried first where nothing is known.
-        new = costs.nothing_is_known or (costs.assumed and not (known.steps() >= 1).any())
+        untried = costs.assumed and not (known.steps() >= 1).any()
+        new = costs.nothing_is_known or untried
         if len(paces) > 1 and self._best == 0 and (not gains or new):
             self._probed = 1 + int(costs.seconds[1:].argmin())
             if not gains and self._corrections.saved == math.inf:
                 self._corrections.saved = 0.0  # a probe hardly pays
         self._max_seconds = costs.max_seconds(self._probed)
         longer = max(self._max_seconds - float(costs.seconds[self._best]), 0.0)
+        paid = 0.0  # by what the drafter is expected to gain, doubted as its time is
+        if costs.nothing_is_known and untried:
+            more = float(self._tokens[self._probed] - self._tokens[self._best])
+            paid = max(more, 0.0) / self._pace / float(costs.doubts[self._probed])
         # A draft among plain steps costs two turns: none while costs are assumed and drafts go on.
         alone = max(longer, costs.late if self._best == 0 else 0.0)
-        self._prices = alone, longer if costs.assumed else alone
+        after = longer if costs.assumed else alone
+        self._prices = max(alone - paid, 0.0), max(after - paid, 0.0)
         self._ahead = costs.late if longer <= costs.late else 0.0
 
     def _pays_probe(self) -> bool:

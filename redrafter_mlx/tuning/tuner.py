@@ -99,6 +99,8 @@ class Tuner:
             times, predicted = self._record.corrections.of(1), self.costs.step(shape, 1)
             for one in seconds:
                 times.learn(shape.nodes, predicted, one)
+            if not self._untimed:
+                self._save()
         return 0.5 if self._untimed else 1.0
 
     def measure(self, done: Callable[[float], None] | None = None) -> None:

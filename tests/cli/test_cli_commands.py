@@ -57,6 +57,9 @@ class FakeModel:
         self.asked.append((prompt, raw, options))
         return FAKE
 
+    def time_steps(self) -> None:
+        """Nothing is drafted."""
+
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> FakeModel:

@@ -139,6 +139,12 @@ def test_a_first_answer_gains_three_quarters_of_what_later_ones_gain(name: str) 
     assert speedups(name, 0.9, 1.0, 25, 1)[0][0] < 1.01, "it first saves for a probe"
 
 
+@pytest.mark.parametrize("name", ["cpu", "two cores"])
+def test_a_first_probe_is_paid_with_what_the_drafter_is_expected_to_gain(name: str) -> None:
+    """Beside the time saved for it: without that, a first answer gains 0.03 to 0.08 less here."""
+    assert speedups(name, 0.9, 1.0, 120, 2)[0][0] > (1.24 if name == "cpu" else 1.27)
+
+
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_first_wrong_draft_does_not_begin_drafting(name: str) -> None:
     """What is expected of a drafter before anything is known of it is no reason to go on."""
@@ -166,12 +172,12 @@ def test_the_smallest_tree_is_the_first_that_is_tried(name: str) -> None:
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_short_answers_that_try_nothing_save_for_a_probe_together(name: str) -> None:
-    """Where nothing is left from before, one answer of 70 tokens saves too little for a probe."""
+    """Where nothing is left from before, one answer of 55 tokens saves too little for a probe."""
     assumed, true = MACHINES[name]
-    first, second = answers(assumed, true, 0.3, 70, 2, 0, saved=0.0)
+    first, second = answers(assumed, true, 0.3, 55, 2, 0, saved=0.0)
     tried = [[step.shape != PLAIN for step in steps] for steps in (first, second)]
     assert [any(drafted) for drafted in tried] == [False, True]
-    assert tried[1].index(True) >= 40, "and the answer that pays for it is long enough for it"
+    assert tried[1].index(True) >= 30, "and the answer that pays for it is long enough for it"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

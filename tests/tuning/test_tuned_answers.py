@@ -14,15 +14,16 @@ from tiny import byte_model, byte_tokenizer
 from tune_runs import CHEAP, DEAR, PROMPT, Bench, drafted, measured, oracle, time_calls_by
 from waiting import wait_for
 
+from redrafter_mlx.cli import main, options
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.tuning import profile
+from redrafter_mlx.tuning import profile, tuner
 from redrafter_mlx.tuning.cost import CostModel, Setup
 from redrafter_mlx.tuning.policy import TunedPolicy
 from redrafter_mlx.tuning.profile import Call, Profiler
-from redrafter_mlx.tuning.store import saved_record
+from redrafter_mlx.tuning.store import save_record, saved_record
 from redrafter_mlx.tuning.tuner import Tuner
 
 
@@ -95,6 +96,25 @@ def test_steps_are_timed_while_no_answer_runs(
     text = redrafter.generate(PROMPT, max_tokens=4).token_ids
     wait_for(lambda: tuning.knows_steps)
     assert redrafter.generate(PROMPT, max_tokens=4).token_ids == text
+
+
+def test_a_process_of_one_answer_leaves_step_times_to_the_next_one(
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After its text is out, and once: later ones time nothing."""
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
+    monkeypatch.setattr("redrafter_mlx.tuning.tuner.saved_record", saved_record)
+    monkeypatch.setattr("redrafter_mlx.tuning.tuner.save_record", save_record)
+    timed: list[int] = []
+    honest = tuner.step_times
+    monkeypatch.setattr(tuner, "step_times", lambda *a: timed.append(1) or honest(*a))
+    for _ in range(2):
+        monkeypatch.setattr(options, "load_model", lambda *_, **__: drafted(model))
+        assert main.run(["generate", "--raw", "-p", "Hel", "--max-tokens", "4"]) == 0
+        later = tuner_of(model)
+        assert later.knows_steps
+        assert later.costs.assumed
+    assert len(timed) == 2, "plain steps, and drafted ones"
 
 
 def test_batches_of_one_method_that_run_at_once_learn_together(
