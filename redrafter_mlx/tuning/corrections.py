@@ -139,12 +139,9 @@ class BatchCorrections:
         return [self._timed % _SELDOM, [[kind, [*r]] for kind, r in self._ratios.items() if r]]
 
     def restore(self, timed: int, by_kind: abc.Sequence[tuple[int, abc.Sequence[float]]]) -> None:
-        """Go on with another process's comparisons; raises ValueError for what cannot be any."""
-        for kind, ratios in by_kind:
-            if not ratios or not all(0 < ratio < math.inf for ratio in ratios):
-                raise ValueError(f"{ratios} cannot have been measured")
-            self._ratios[int(kind)] = deque(ratios, _OFTEN)
-        self._timed = int(timed)
+        """Go on with another process's comparisons."""
+        self._ratios = {kind: deque(ratios, _OFTEN) for kind, ratios in by_kind}
+        self._timed = timed
         self._find_factors()
 
     def _forget(self, *, drafted: bool) -> None:
@@ -190,7 +187,7 @@ class Corrections:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Corrections:
-        """Read a record; raises ValueError, TypeError or KeyError if it cannot be corrections."""
+        """Read a record that `to_record` wrote."""
         found = cls()
         for number, (timed, ratios) in record.items():
             found._by_class[int(number)].restore(timed, ratios)

@@ -1,8 +1,12 @@
-"""What is known about one setup, in one file: measured costs, and what answers have taught."""
+"""What is known about one setup, in one file: measured costs, and what answers have taught.
+
+A file holds a hash of its content, so that what was damaged or edited counts as nothing.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -52,8 +56,9 @@ def save_record(setup: Setup, record: Record, values: str, *, measured: bool = F
         "values": values,
         "acceptance": {method: known.to_record() for method, known in record.acceptance.items()},
     }
+    text = json.dumps({"sha256": _hash(content), **content})
     with contextlib.suppress(OSError):
-        write_private_text(record_file(setup), json.dumps(content), durable=False)
+        write_private_text(record_file(setup), text, durable=False)
         return True
     return False
 
@@ -66,11 +71,10 @@ def saved_record(setup: Setup, values: str) -> Record:
     found = Record()
     with contextlib.suppress(Exception):  # a damaged file may hold anything
         stored = json.loads(record_file(setup).read_text(encoding="utf-8"))
-        if Setup(**stored["setup"]) != setup:
+        if stored.pop("sha256") != _hash(stored) or stored["setup"] != asdict(setup):
             return found
-        with contextlib.suppress(Exception):
-            found.costs = stored["costs"] and CostModel.from_record(setup, stored["costs"])
-            found.corrections = Corrections.from_record(stored["corrections"])
+        costs = stored["costs"] and CostModel.from_record(setup, stored["costs"])
+        found = Record(costs, Corrections.from_record(stored["corrections"]))
         if stored["values"] == values:
             found.acceptance = {
                 method: AcceptanceStatistics.from_record(stored["acceptance"][method])
@@ -78,3 +82,7 @@ def saved_record(setup: Setup, values: str) -> Record:
                 if method in stored["acceptance"]
             }
     return found
+
+
+def _hash(content: object) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
