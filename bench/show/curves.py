@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from redrafter_mlx.bench.show.plot import check_plot, save_figure
-from redrafter_mlx.tuning.cost import TIMED_STEPS, CostModel
-
-_KINDS = ("plain", "with one beam", "with several")
-"""The kinds of steps whose overheads are measured, in the order of `TIMED_STEPS`."""
+from redrafter_mlx.tuning.cost import CostModel
 
 
 def describe_curves(costs: CostModel) -> str:
@@ -26,23 +23,8 @@ def describe_curves(costs: CostModel) -> str:
     for width in sorted({w for w, *_ in costs.draft}):
         times = {n: f"{1e3 * s:.2f}" for w, n, s in costs.draft if w == width}
         lines.append(f"{width:>5} " + "".join(f"{times.get(n, ''):>9}" for n in lengths).rstrip())
-    lines += [
-        "",
-        _beside_its_calls(costs),
-        f"measurements of the same thing differ by {costs.spread:.0%}, typically",
-    ]
+    lines += ["", f"measurements of the same thing differ by {costs.spread:.0%}, typically"]
     return "\n".join(lines)
-
-
-def _beside_its_calls(costs: CostModel) -> str:
-    """Return what a step takes beside both models' calls, and that as a share of the step."""
-    found = (costs.plain_overhead, costs.chain_overhead, costs.tree_overhead)
-    parts = []
-    for shape, seconds, what in zip(TIMED_STEPS, found, _KINDS, strict=True):
-        share = seconds / costs.step(shape, costs.short_context)
-        parts.append(f"{1e3 * seconds:+.2f} ms ({share:+.0%}) {what}")
-    ahead = "; plain, the host works ahead" if costs.plain_overhead < 0 else ""
-    return f"a step beside its calls: {', '.join(parts)}{ahead}"
 
 
 def plot_curves(costs: CostModel, path: str | Path) -> None:

@@ -74,7 +74,7 @@ def expected_speed(
             reached *= kind.chances[min(depth, len(kind.chances) - 1)]
             tokens += reached
         drafting = (length - 1) * kind.level_cost * costs.verify(1, costs.short_context)
-        drafted = costs.verify(length, context) + drafting + costs.chain_overhead
+        drafted = costs.verify(length, context) + drafting
         seconds = kind.share * drafted + (1 - kind.share) * plain
         return ExpectedSpeed(length, tokens, tokens / seconds, tokens / seconds * plain)
 

@@ -125,8 +125,6 @@ def measure(
 
     Raises BadInputError if there is no shape to choose.
     """
-    from redrafter_mlx.tuning.policy import TunedPolicy
-
     tuning = loaded.tuning
     if tuning is None:
         raise BadInputError(_NO_SHAPES)
@@ -145,7 +143,7 @@ def measure(
             ):
                 acceptance.learn(step)
         progress("drafts", 100 * i // len(prompts), 100)
-    return tuning, TunedPolicy(tuning.costs, acceptance).expected_rates(_CONTEXT)
+    return tuning, tuning.expected_rates(acceptance, _CONTEXT)
 
 
 def describe_choice(expected: ExpectedRates) -> str:

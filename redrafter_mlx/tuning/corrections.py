@@ -257,7 +257,7 @@ class StepCosts:
         found = self._after_reading.get((nodes, width))
         if found is None:
             found = self._costs.verify(nodes, self._context, self._batch)
-            found += self._costs.overhead(width) + _HOST_BUILDS * float(self._predicted[0])
+            found += _HOST_BUILDS * float(self._predicted[0])
             self._after_reading[nodes, width] = found
         return found
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import statistics
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from redrafter_mlx.config import PLAIN, BeamShape
+from redrafter_mlx.config import BeamShape
 from redrafter_mlx.cpu.blas import BLAS
 from redrafter_mlx.drafting.interface import LEVEL_COST
 from redrafter_mlx.runtime.device import chip_name, dtype_name, system_name
@@ -49,10 +48,6 @@ _CALL = {
 """Assumed cost of a call of FEW_ROWS query rows, as a multiple of a one-row call; a drafter's level
 with as many beams costs as much more than one with one beam. More rows in one tree are neither
 assumed nor measured."""
-
-TIMED_STEPS = (PLAIN, BeamShape(1, 2), BeamShape(2, 4))
-"""Steps whose time beside the target's call and the drafting is measured: plain, with one beam and
-with several."""
 
 WIDEST, LENGTHS = 4, (2, 3, 4, 5, 6, 8)
 """Maximum width, and the lengths, of shapes that are chosen automatically."""
@@ -108,16 +103,12 @@ def setup_of(model: nn.Module, target: Target, drafter: str) -> Setup:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Seconds of a step's parts.
+    """Seconds of a step's parts; the rest of a step is left to `corrections`.
 
     short_context, long_context: committed tokens of the two curves
     short, long:    pairs of query rows and seconds of the target's call, from one row on
     draft:          triples of beams, length and seconds of drafting and packing; more beams than
                     the drafter's maximum width are those of a batch
-    plain_overhead: the rest of a plain step: choosing, committing, reading the report; negative
-                    where the host works ahead, as it cannot beside a call that is timed alone
-    chain_overhead: the same with one beam, whose accepted path needs no reordering in the cache
-    tree_overhead:  the same with several beams
     spread:         typical relative difference of two measurements of one case
     assumed:        whether nothing is measured; seconds are then in units of a one-row call
     """
@@ -128,9 +119,6 @@ class CostModel:
     short: Curve
     long: Curve
     draft: tuple[tuple[int, int, float], ...]
-    plain_overhead: float
-    chain_overhead: float
-    tree_overhead: float
     spread: float
     assumed: bool = False
 
@@ -165,15 +153,10 @@ class CostModel:
         seconds = max(y0 + (y1 - y0) * (length - x0) / (x1 - x0), 0.0)
         return seconds * max(1.0, beams / w)
 
-    def overhead(self, width: int) -> float:
-        """Return the seconds of a drafted step without its call and its drafting."""
-        return self.chain_overhead if width == 1 else self.tree_overhead
-
     def step(self, shape: BeamShape, context: float, batch: int = 1) -> float:
         """Return the seconds of a whole step; length 1 is plain decoding."""
-        rest = self.plain_overhead if shape.length == 1 else self.overhead(shape.width)
         called = self.verify(shape.nodes, context, batch)
-        return rest + called + self.drafting(shape.width, shape.length, batch)
+        return called + self.drafting(shape.width, shape.length, batch)
 
     def steps(self, shapes: tuple[BeamShape, ...], context: int, batch: int) -> Array:
         """Return [S], the seconds of steps of some shapes; the same array for the same ones."""
@@ -212,25 +195,9 @@ class CostModel:
 
     @classmethod
     def from_record(cls, setup: Setup, record: Mapping[str, Any]) -> CostModel:
-        """Read costs that `asdict` wrote; raises an exception for what cannot be measured."""
-        cases = {
-            name: tuple((*map(int, case), float(seconds)) for *case, seconds in record[name])
-            for name in ("short", "long", "draft")
-        }
-        known = cls(**{**record, **cases, "setup": setup})
-        calls = (*known.short, *known.long)
-        rests = known.plain_overhead, known.chain_overhead, known.tree_overhead
-        if (
-            known.short[0][0] != 1
-            or known.long[0][0] != 1
-            or min(calls)[0] < 1
-            or not all(1e-9 <= s < math.inf for _, s in calls)
-            or not all(w >= 1 and n >= 2 and 0 <= s < math.inf for w, n, s in known.draft)
-            or not all(-known.short[0][1] / 2 <= rest < math.inf for rest in rests)
-            or not 0 <= known.spread < math.inf
-        ):
-            raise ValueError("steps cannot take so long")
-        return known
+        """Read costs that `asdict` wrote; raises an exception for other fields."""
+        cases = {name: tuple(map(tuple, record[name])) for name in ("short", "long", "draft")}
+        return cls(**{**record, **cases, "setup": setup})
 
 
 def assumed_costs(
@@ -252,7 +219,7 @@ def assumed_costs(
         for n in LENGTHS
     ]
     contexts = SHORT_CONTEXT, LONG_CONTEXT
-    return CostModel(setup, *contexts, call, call, tuple(draft), 0.0, 0.0, 0.0, 0.0, assumed=True)
+    return CostModel(setup, *contexts, call, call, tuple(draft), 0.0, assumed=True)
 
 
 def candidates(

@@ -9,7 +9,7 @@ from weakref import WeakSet
 import mlx.nn as nn
 import numpy as np
 
-from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
+from redrafter_mlx.config import PLAIN, AcceptMethod, BeamShape, SamplingParams
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import LEVEL_COST, Drafter
 from redrafter_mlx.errors import BusyError
@@ -20,7 +20,6 @@ from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
 from redrafter_mlx.tuning.corrections import COMPARED, Corrections
 from redrafter_mlx.tuning.cost import (
     LENGTHS,
-    TIMED_STEPS,
     WIDEST,
     CostModel,
     assumed_costs,
@@ -36,8 +35,8 @@ class Tuner:
     """Chooses beam shapes for one model and drafter.
 
     No answer waits for a measurement. Answers begin with costs that are assumed for this kind of
-    machine, and correct them by what their steps take, and a few that are timed while no answer
-    runs; `measure` replaces them.
+    machine, or were measured by `measure`. What a few steps take corrects them, and then what the
+    answers' steps take: a step takes more than its calls, or less where the host works ahead.
 
     setup:  the setup that the costs hold for
     file:   where they are kept, with what answers have taught
@@ -68,7 +67,7 @@ class Tuner:
             self._record = saved_record(self.setup, self._values)
         self.kept = self.measured
         self._profiler = Profiler(target, drafter, self.widest)
-        self._untimed = [*TIMED_STEPS[1::-1]]  # the last is the next
+        self._untimed = [BeamShape(1, 2), PLAIN]  # the last is the next
         self._running: WeakSet[TunedPolicy] = WeakSet()
         self._lock, self.measuring = threading.Lock(), threading.Lock()
         self._use_costs()
@@ -92,16 +91,21 @@ class Tuner:
         """
         if self.knows_steps or not self._untimed:
             return 1.0
-        shape = self._untimed.pop()
+        self._time_step(self._untimed.pop())
+        if self._untimed:
+            return 0.5
+        with self._lock:
+            self._save()
+        return 1.0
+
+    def _time_step(self, shape: BeamShape) -> None:
+        """Time a few steps of this shape, and learn what they take."""
         decoder = Decoder(self._target, self._drafter, shape, SamplingParams())
-        seconds = step_times(decoder, 1, COMPARED + 1)
+        seconds = step_times(decoder, COMPARED + 1)
         with self._lock:
             times, predicted = self._record.corrections.of(1), self.costs.step(shape, 1)
             for one in seconds:
                 times.learn(shape.nodes, predicted, one)
-            if not self._untimed:
-                self._save()
-        return 0.5 if self._untimed else 1.0
 
     def measure(self, done: Callable[[float], None] | None = None) -> None:
         """Measure all costs now, which takes some seconds; use and save them.
@@ -125,6 +129,11 @@ class Tuner:
             with self._lock:
                 self._record.costs, self._record.corrections = costs, Corrections()
                 self._use_costs()
+            if self.widest:  # trees of two sizes tell what all drafted steps take
+                larger = BeamShape(min(2, self.widest), min(4, self._limit))
+                for shape in (PLAIN, BeamShape(1, 2), larger):
+                    self._time_step(shape)
+            with self._lock:
                 self.kept = self._save(measured=True)
 
     def sampled_costs(self) -> CostModel:
@@ -174,6 +183,13 @@ class Tuner:
             policy.begin_answer()
             self._running.add(policy)
             return policy
+
+    def expected_rates(
+        self, acceptance: AcceptanceStatistics, length: int
+    ) -> dict[BeamShape, tuple[float, float]]:
+        """Return each shape's expected tokens per step and per second, after `length` tokens."""
+        policy = TunedPolicy(self.costs, acceptance, self._record.corrections)
+        return policy.expected_rates(length)
 
     def statistics(self) -> AcceptanceStatistics:
         """Return acceptance statistics of the candidate shapes, with nothing learned."""

@@ -37,9 +37,8 @@ def mac(chip: str) -> tuple[CostModel, dict[int, float], dict[int, float]]:
     plain = run.plain / run.tokens
     calls = {L: seconds / count for L, (count, seconds) in chains.items()}
     costs = replace(
-        machine(lambda _: 1.0), short=((1, plain), *sorted(calls.items())), long=((1, plain),),
-        plain_overhead=0.0, chain_overhead=0.0,
-    )  # fmt: skip
+        machine(lambda _: 1.0), short=((1, plain), *sorted(calls.items())), long=((1, plain),)
+    )
     tokens = {L: run.tokens / count for L, (count, _) in chains.items()}
     return costs, tokens, {L: run.plain / seconds for L, (_, seconds) in chains.items()}
 

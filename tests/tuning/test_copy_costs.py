@@ -35,7 +35,7 @@ class Machine:
         """Return the seconds of a step; a step with one row has no copies."""
         seconds = self._costs.step(PLAIN, 0)
         if rows > 1:
-            seconds = self._costs.verify(rows, 0) + self._costs.overhead(1)
+            seconds = self._costs.verify(rows, 0)
             seconds *= self.dearer if self._of_nodes(rows) else 1.0
         return self._slowness * seconds
 

@@ -77,11 +77,11 @@ def test_drafting_lies_on_straight_lines_between_lengths() -> None:
     assert few.drafting(8, 4) == pytest.approx(2 * few.drafting(4, 4))
 
 
-def test_a_step_is_the_call_the_drafting_and_the_rest() -> None:
+def test_a_step_is_the_call_and_the_drafting() -> None:
     shape = BeamShape(2, 4)
-    want = COSTS.verify(7, 300) + COSTS.drafting(2, 4) + COSTS.tree_overhead
+    want = COSTS.verify(7, 300) + COSTS.drafting(2, 4)
     assert COSTS.step(shape, 300) == want
-    assert COSTS.step(PLAIN, 300) == COSTS.verify(1, 300) + COSTS.plain_overhead
+    assert COSTS.step(PLAIN, 300) == COSTS.verify(1, 300)
     assert COSTS.step(BeamShape(2, 4, 5), 300) < want
 
 
@@ -156,8 +156,8 @@ def test_a_damaged_file_counts_as_none(content: str) -> None:
         {"draft": [[1, 1, 0.1]]},
         {"draft": [[0, 2, 0.1]]},
         {"draft": [[1, 2, -0.1]]},
-        {"plain_overhead": -1.0},
-        {"tree_overhead": float("nan")},
+        {"plain_overhead": 0.1},
+        {"spread": float("nan")},
         {"walk": [[1, 2, 0.1]]},
         {"short": 7},
         {"spread": None},

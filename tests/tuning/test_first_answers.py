@@ -90,8 +90,6 @@ def dearer(costs: CostModel, factor: float) -> CostModel:
         short=((1, one), *((rows, s * factor) for rows, s in others)),
         long=((1, long), *((rows, s * factor) for rows, s in longer)),
         draft=tuple((w, n, s * factor) for w, n, s in costs.draft),
-        chain_overhead=costs.chain_overhead * factor,
-        tree_overhead=costs.tree_overhead * factor,
     )
 
 

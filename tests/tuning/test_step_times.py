@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from simulated import AnswerPolicy, Text, cliff, decode, every_shape, machine, pace, sequence
+from simulated import AnswerPolicy, Taken, Text, cliff, decode, every_shape, machine, pace, sequence
 
-from redrafter_mlx.config import PLAIN
+from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.response import StepResult
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
 from redrafter_mlx.tuning.corrections import Corrections
@@ -211,6 +211,35 @@ def test_a_batch_whose_first_steps_shared_the_machine_is_timed_later(untimed: in
         if len(unread) > 2:
             policy.learn(rows, unread.pop(0))
     assert sum(shape == PLAIN for shape in shapes[-500:]) > 450
+
+
+TIMED = (PLAIN, BeamShape(1, 2), BeamShape(2, 4))
+"""Shapes of which a few steps are timed after a measurement."""
+
+
+@pytest.mark.parametrize("skill", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize(
+    ("plain", "drafted"), [(-0.1, 0.1), (-0.3, 0.1), (0.0, 0.5), (-0.5, 0.5), (0.1, 0.1)]
+)
+def test_what_a_step_takes_beside_its_calls_is_learned_from_a_few_steps(
+    plain: float, drafted: float, skill: float
+) -> None:
+    """As shares of a one-row call; compared with a policy to which it is part of the calls."""
+    paces = {}
+    for name, believed in {"cliff": machine(cliff(8)), **WRONG}.items():
+        (_, one), *others = believed.short
+        short = ((1, one * (1 + plain)), *((rows, s + drafted * one) for rows, s in others))
+        true = replace(believed, short=short)
+        for costs, timed in ((true, ()), (believed, TIMED * 4)):
+            times, taken = Corrections(), list[Taken]()
+            for shape in sorted(timed, key=TIMED.index):
+                times.of(1).learn(shape.nodes, costs.step(shape, 1), true.step(shape, 1))
+            for seed in range(3):
+                taken += decode(AnswerPolicy(costs, None, times), true, [Text(skill, seed)] * 40)
+            paces[name, costs is true] = pace(taken)
+    ratios = [paces[name, False] / known for (name, known_too), known in paces.items() if known_too]
+    assert statistics.fmean(ratios) > 0.97
+    assert min(ratios) > 0.9
 
 
 COSTLY = machine(lambda rows: 46 + 15 * (rows > 1) + rows, lambda w, n: (2.5 + 0.2 * w) * (n - 1))

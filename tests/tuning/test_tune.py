@@ -19,7 +19,6 @@ from redrafter_mlx.cli import main, options
 from redrafter_mlx.cli.generate import print_answer
 from redrafter_mlx.cli.terminal import Terminal, shape_note
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
-from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
@@ -151,7 +150,6 @@ def test_a_busy_machine_is_measured_until_its_repeats_agree(
 ) -> None:
     """The first calls of a case take up to seven times as long as all later ones."""
     machine = profiler(widest=0)
-    monkeypatch.setattr(profile, "step_seconds", lambda *_: 0.1)
     on_a_clock(monkeypatch, machine, lambda _, number: 0.1 * max(1, 8 - number))
     found = machine.measure(SETUP, budget=len(machine.cases()) * 0.8)
     assert dict(found.short)[5] == pytest.approx(0.1)
@@ -168,7 +166,6 @@ def test_measuring_ends_in_time_on_a_machine_that_stays_busy(
 ) -> None:
     """Every other call takes twice as long; what was measured is not usable."""
     machine = profiler(widest=0)
-    monkeypatch.setattr(profile, "step_seconds", lambda *_: 0.01)
     calls = on_a_clock(monkeypatch, machine, lambda _, n: 0.01 if n // 2 % 2 else 0.02)
     found = machine.measure(SETUP, budget=budget)
     assert found.spread == pytest.approx(1.0)
@@ -186,7 +183,6 @@ def test_a_call_that_seems_dearer_than_one_with_more_rows_is_timed_again(
         return {2: 0.5 if number < 12 else 0.102, 5: 0.3}.get(rows, 0.1 + rows / 1000)
 
     calls = on_a_clock(monkeypatch, machine, seconds)
-    monkeypatch.setattr(profile, "step_seconds", lambda *_: 0.1)
     shortest = dict(machine.measure(SETUP, budget=15.0).short)
     assert shortest[2] == pytest.approx(0.102)
     assert shortest[5] == pytest.approx(0.3), "it is no noise"
@@ -226,7 +222,6 @@ def test_drafting_is_timed_for_the_lengths_that_are_drafted(
 def test_a_call_is_timed_after_one_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in the decoding loop: the first call after another kind allocates other buffers."""
     machine, calls = profiler(widest=1), list[Call]()
-    monkeypatch.setattr(profile, "step_seconds", lambda *_: 1.0)
 
     def recording(target: Target, call: Call, times: int) -> float:
         del target, times
@@ -251,7 +246,6 @@ def test_short_calls_are_submitted_together_so_that_their_wait_for_the_host_coun
         return seconds
 
     time_calls_by(monkeypatch, recording)
-    monkeypatch.setattr(profile, "step_seconds", lambda *_: seconds)
     profiler(widest=0).measure(SETUP, budget=9.0)
     assert {*numbers} == {1, at_once}
 
@@ -260,53 +254,6 @@ def test_without_a_drafter_the_targets_calls_alone_are_measured() -> None:
     costs = profiler(widest=0).measure(SETUP, budget=0.0)
     assert costs.draft == ()
     assert costs.drafting(2, 4) == 0.0
-    assert costs.chain_overhead == costs.tree_overhead == max(costs.plain_overhead, 0)
-
-
-def test_the_overhead_of_a_step_is_told_apart_from_a_machine_that_becomes_slower(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Every call takes longer than the one before; the rest of a step takes constant time."""
-    machine = profiler(widest=2)
-    target = machine.target
-    honest, clock = target.verify, [0.0, 0.0]
-
-    def slower(tree, cache, length, bound, **more):  # type: ignore[no-untyped-def]
-        clock[1] += 0.001
-        clock[0] += 1.0 + clock[1]
-        return honest(tree, cache, length, bound, **more)
-
-    def tick() -> float:
-        return clock[0]
-
-    def step(decoder: Decoder) -> float:
-        began, rows = clock[0], decoder.shape.nodes
-        cache = target.new_cache()
-        for _ in range(6):
-            target.verify(random_tree(rows, 97), cache, mx.array([128]), 128)
-        return (clock[0] - began) / 6 + (0.25 if rows == 1 else 0.5)
-
-    monkeypatch.setattr(target, "verify", slower)
-    monkeypatch.setattr(profile, "step_seconds", step)
-    monkeypatch.setattr(profile.time, "perf_counter", tick)
-    costs = machine.measure(SETUP, budget=60.0)
-    assert costs.plain_overhead == pytest.approx(0.25, abs=0.02)
-    assert costs.chain_overhead == pytest.approx(0.5, abs=0.02)
-    assert costs.tree_overhead == pytest.approx(0.5, abs=0.02)
-
-
-@pytest.mark.parametrize(("measured", "kept"), [(-0.25, -0.25), (-3.0, -0.5), (3.0, 1.0)])
-def test_a_plain_step_may_take_less_than_its_call_alone(
-    monkeypatch: pytest.MonkeyPatch, measured: float, kept: float
-) -> None:
-    machine = profiler(widest=2)
-    time_calls_by(monkeypatch, lambda *_: 1.0)
-    monkeypatch.setattr(profile, "step_seconds", lambda d, *_: 1 + measured + (d.shape != PLAIN))
-    costs = machine.measure(SETUP, budget=0.0)
-    assert costs.plain_overhead == kept
-    assert costs.step(PLAIN, 128) == 1.0 + kept
-    assert save_record(SETUP, Record(costs), "0", measured=True)
-    assert saved_record(SETUP, "0").costs == costs
 
 
 def test_tune_prints_the_curves_the_cliff_the_shape_and_the_file(
@@ -316,7 +263,6 @@ def test_tune_prints_the_curves_the_cliff_the_shape_and_the_file(
     out = capsys.readouterr().out
     assert "   8          21.60          25.92   cliff: one row more costs 94%" in out
     assert out.count("cliff:") == 1
-    assert "+0.50 ms (+2%) plain, +1.00 ms (+4%) with one beam, +1.00 ms (+4%) with" in out
     assert "drafts W " in out
     assert "times the speed of plain decoding" in out
     (kept,) = (tmp_path / "tuning").glob("*.json")

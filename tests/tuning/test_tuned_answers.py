@@ -16,6 +16,7 @@ from waiting import wait_for
 
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.config import PLAIN, BeamShape
+from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.target_model.model import Target
@@ -250,6 +251,24 @@ def test_measuring_forgets_nothing_that_was_learned(model: nn.Module) -> None:
     tuner.measure()
     known = tuner.policy("greedy").acceptance.chances()
     assert known[0, 0] < 0.2 < tuner.statistics().chances()[0, 0]
+
+
+def test_a_measurement_is_corrected_by_a_few_steps_before_any_answer(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafted ones take twice as long as their calls, beside plain ones."""
+
+    def times(decoder: Decoder, count: int) -> list[float]:
+        return [CHEAP.step(decoder.shape, 1) * (1 + (decoder.shape != PLAIN))] * count
+
+    monkeypatch.setattr(Profiler, "measure", lambda _, setup, *__: replace(CHEAP, setup=setup))
+    monkeypatch.setattr("redrafter_mlx.tuning.tuner.step_times", times)
+    tuner = tuner_of(model)
+    tuner.measure()
+    known = tuner.statistics()
+    calls_alone = TunedPolicy(CHEAP, known).expected_rates(128)
+    for shape, (_, rate) in tuner.expected_rates(known, 128).items():
+        assert rate == pytest.approx(calls_alone[shape][1] / (1 + (shape != PLAIN)))
 
 
 @pytest.mark.usefixtures("bench")

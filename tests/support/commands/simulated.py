@@ -43,7 +43,7 @@ def machine(
     long = tuple((rows, 1.2 * call(rows) / 1e3) for rows in ROWS)
     shapes = [(w, n) for w in range(1, widest + 1) for n in range(2, longest + 1)]
     draft = tuple((w, n, drafting(w, n) / 1e3) for w, n in shapes)
-    return CostModel(SETUP, 128, 2048, short, long, draft, 0.5e-3, 1e-3, 1e-3, spread=0.02)
+    return CostModel(SETUP, 128, 2048, short, long, draft, spread=0.02)
 
 
 def machine_of_batches(
