@@ -1,13 +1,16 @@
-"""Checks of single values: each raises BadInputError in one line, naming the option."""
+"""Values that callers give: made Python's own, and checked by errors that name the option."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
-from typing import get_args
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, get_args
 
 from redrafter_mlx.errors import BadInputError, meant
+
+_PLAIN = (bool, int, float, str)
 
 
 def refuse_unknown_keys(given: Mapping[str, object], known: list[str], what: str) -> None:
@@ -67,3 +70,29 @@ def check_drafter_bits(bits: int | None, name: str = "drafter_bits") -> None:
     """Raise BadInputError, naming the option, unless a drafter's weights can have these bits."""
     if bits is not None and (isinstance(bits, bool) or bits not in (4, 8, 16)):
         raise BadInputError(f"{name} is {bits!r}; it must be 4, 8 or, as stored, 16 bits")
+
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+def plain(value: object) -> object:
+    """Return Python's own form of a number, flag or array of NumPy's or MLX's.
+
+    Members of lists and mappings are converted too. Any other value is returned as it is.
+    """
+    if value is None or type(value) in _PLAIN:
+        return value
+    if isinstance(value, Mapping):
+        return {plain(key): plain(member) for key, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        members = map(plain, value)
+        return tuple(members) if isinstance(value, tuple) else list(members)
+    tolist: Callable[[], object] | None = getattr(value, "tolist", None)
+    return value if tolist is None else tolist()
+
+
+def make_plain(options: DataclassInstance) -> None:
+    """Make the fields of a new frozen dataclass `plain`."""
+    for field in fields(options):
+        object.__setattr__(options, field.name, plain(getattr(options, field.name)))

@@ -12,10 +12,10 @@ from redrafter_mlx.checks import (
     check_int,
     check_number,
     check_quantize,
+    make_plain,
     refuse_unknown_keys,
 )
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.plain import make_plain
 
 DType = Literal["auto", "float16", "bfloat16", "float32"]
 """Arithmetic of the target: `auto` is as stored on a GPU and float32 on a CPU."""

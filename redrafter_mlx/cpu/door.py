@@ -12,8 +12,13 @@ from typing import ParamSpec, TypeVar
 import mlx.nn as nn
 import numpy as np
 
-from redrafter_mlx.cpu.fast_functions import with_fast_functions
-from redrafter_mlx.cpu.rotary import CosSins, Rope, SharingRope, only_rotates
+from redrafter_mlx.cpu.fast_functions import (
+    CosSins,
+    Rope,
+    SharingRope,
+    only_rotates,
+    with_fast_functions,
+)
 from redrafter_mlx.cpu.threads import THREADS
 from redrafter_mlx.runtime.device import backend
 

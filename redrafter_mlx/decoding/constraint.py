@@ -116,10 +116,8 @@ def check_forced(tokens: object, vocab_size: int) -> None:
             )
 
 
-def constrained(logits: mx.array, masks: mx.array | None) -> mx.array:
+def constrained(logits: mx.array, masks: mx.array) -> mx.array:
     """Return the logits [B, N, V], with -inf where a mask [B, N, ceil(V / 32)] has no bit."""
-    if masks is None:
-        return logits
     B, N, V = logits.shape
     bits = (masks[..., None] >> mx.arange(WORD)) & 1  # [B, N, V / 32, 32]
     return mx.where(bits.reshape(B, N, -1)[..., :V] == 1, logits, -mx.inf)

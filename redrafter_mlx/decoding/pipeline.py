@@ -13,19 +13,20 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from redrafter_mlx.config import PLAIN, BeamShape
+from redrafter_mlx.decoding.acceptance import Report
 from redrafter_mlx.decoding.built_step import (
     BuiltStep,
     Ended,
+    Order,
+    StepClock,
+    order_of,
+    stays_plain,
     submit_drafting,
     submit_verification,
 )
 from redrafter_mlx.decoding.cache.sequence_cache import SequenceSnapshot
-from redrafter_mlx.decoding.host_drafts import revised
-from redrafter_mlx.decoding.order import Order, StepClock, order_of, stays_plain
-from redrafter_mlx.decoding.proposal import Policy, Proposal
-from redrafter_mlx.decoding.report import Report
-from redrafter_mlx.decoding.sequence import Sequence, Status
-from redrafter_mlx.decoding.state import DecodeState, Drafts
+from redrafter_mlx.decoding.sequence import Policy, Proposal, Sequence, Status
+from redrafter_mlx.decoding.state import DecodeState, Drafts, revised
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.response import StepResult
 from redrafter_mlx.target_model.cache.slots import CAPACITY_STEP, planned_capacity

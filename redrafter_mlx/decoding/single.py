@@ -9,8 +9,7 @@ import mlx.core as mx
 from redrafter_mlx.decoding.cache.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.constraint import Constraint
 from redrafter_mlx.decoding.pipeline import Pipeline
-from redrafter_mlx.decoding.proposal import FixedPolicy, Policy
-from redrafter_mlx.decoding.sequence import Sequence
+from redrafter_mlx.decoding.sequence import FixedPolicy, Policy, Sequence
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.response import StepResult
 

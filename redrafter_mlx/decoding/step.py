@@ -1,4 +1,4 @@
-"""One step of decoding: verify, accept, commit, draft, pack; one call of the target.
+"""One step of decoding: verify, accept, commit, draft, pack; and the prefill before the first.
 
     state: cache, committed length, tree (drafted in the step before), random keys
 
@@ -8,10 +8,10 @@
       draft    the drafter sees the accepted path          -> beams [B, W, L]
       pack     merge shared prefixes                       -> the next step's tree
 
-A step is a lazy graph that reads nothing on the host. Verification and drafting are submitted
-separately: the host reads what was accepted, and submits the next verification, while the drafter
-still runs. So the device always has work, and the cache is updated in place, which MLX does only
-when no submitted call still reads it. `pipeline` does that.
+A step is one call of the target, and a lazy graph that reads nothing on the host. Verification and
+drafting are submitted separately: the host reads what was accepted, and submits the next
+verification, while the drafter still runs. So the device always has work, and the cache is updated
+in place, which MLX does only when no submitted call still reads it. `pipeline` does that.
 """
 
 from __future__ import annotations
@@ -23,20 +23,27 @@ from functools import cached_property
 import mlx.core as mx
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding.acceptance import Accepted, accept_drafts, without_nan
+from redrafter_mlx.decoding.acceptance import (
+    Accepted,
+    Report,
+    accept_drafts,
+    newest_positions,
+    report_of,
+    without_nan,
+)
+from redrafter_mlx.decoding.cache.checkpoints import stops
 from redrafter_mlx.decoding.cache.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.constraint import Constraint, allowed_tokens
-from redrafter_mlx.decoding.prefill import PREFILL_CHUNK, Prefill
-from redrafter_mlx.decoding.proposal import Drafted
-from redrafter_mlx.decoding.report import Report, report_of
+from redrafter_mlx.decoding.sequence import Drafted
 from redrafter_mlx.decoding.state import DecodeState, Drafts
 from redrafter_mlx.drafting.interface import Drafter, Features, Seen
 from redrafter_mlx.drafting.untrained.continuation import ContinuationSource, HostDrafter
-from redrafter_mlx.speculation.accept import Acceptance
-from redrafter_mlx.speculation.penalties import first_past
-from redrafter_mlx.speculation.sampling import shared_draws
+from redrafter_mlx.speculation.sampling import first_past, shared_draws
 from redrafter_mlx.speculation.tree import Pack, pack_beam
 from redrafter_mlx.target_model.model import Target
+
+PREFILL_CHUNK = 2048
+"""Prompt tokens per call, as in mlx-lm."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +139,7 @@ class Decoder:
         length = cache.commit(tree, path, n_accepted, state.length)
         return self._next(state, hidden, accepted, length, bound, shape or self.shape)
 
-    @property
+    @cached_property
     def remembers(self) -> bool:
         """Whether the drafter keeps a memory of the text."""
         return self._features.every_position
@@ -140,11 +147,9 @@ class Decoder:
     @property
     def draws(self) -> bool:
         """Whether drafts are drawn for rejection; then all rows have the same parameters."""
-        return (
-            self.drafter is not None
-            and self.drafter.can_draw
-            and self.sampling.method == "rejection"
-        )
+        if self.drafter is None or self.sampling.method != "rejection":
+            return False
+        return self.drafter.can_draw
 
     @cached_property
     def _features(self) -> Features:
@@ -169,7 +174,7 @@ class Decoder:
         shape: BeamShape,
     ) -> tuple[DecodeState, Report]:
         """Return the state after what was accepted, with the next drafts, and the report."""
-        seen = _newest_positions(state, hidden, accepted.paths, bound, self._features)
+        seen = newest_positions(state, hidden, accepted.paths, bound, self._features)
         drafts = self.draft(state, seen, shape)
         report = report_of(state, accepted)
         return replace(state, length=length, drafts=drafts, history=accepted.history), report
@@ -205,26 +210,82 @@ class Decoder:
         )
 
 
-def _newest_positions(
-    state: DecodeState, hidden: mx.array, accepted: Acceptance, bound: int, features: Features
-) -> Seen:
-    """Return the accepted path of a verified tree, or only its last position if that is enough.
+class Prefill:
+    """The prefill of a batch of prompts of one length, from position `start` on, in chunks.
+
+    Other answers are decoded between the chunks.
 
     Shapes:
-      hidden: [B, N, C], of the tree
+      hidden: [B, 1, C], hidden states at the prompts' last token, once all of it is read
 
-    bound: upper bound of state.length
+    left:     number of unread tokens of a prompt
+    position: position of the first unread token
     """
-    tree = state.drafts.tree
-    end = bound + tree.max_depth + 1
-    if not features.every_position:
-        last = accepted.last[:, None]
-        tokens = [mx.take_along_axis(tree.tokens, last, axis=1), accepted.bonus[:, None]]
-        read = mx.take_along_axis(hidden, last[:, :, None], axis=1) if features.any else None
-        position = state.length + accepted.n_accepted
-        one = mx.ones(position.shape, mx.int32)
-        return Seen(mx.concatenate(tokens, axis=1), read, position, one, end)
-    path, count = accepted.path, accepted.n_accepted + 1
-    read = mx.take_along_axis(hidden, path[:, :, None], axis=1) if features.any else None
-    tokens = [tree.tokens[:, :1], accepted.emitted]
-    return Seen(mx.concatenate(tokens, axis=1), read, state.length, count, end)
+
+    hidden: mx.array
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        cache: SequenceCache,
+        start: int,
+        prompts: Sequence[Sequence[int]],
+        drafts: bool = True,
+    ) -> None:
+        """`drafts`: whether it drafts after the prompt; otherwise the drafter may read it later."""
+        self._target, self._drafter, self._drafts = target, drafter, drafts
+        self._start, self._length = start, len(prompts[0])
+        self._tokens = mx.array([[*prompt[start:], 0] for prompt in prompts], mx.int32)
+        self.cache, self.position, self.left = cache, start, self._length - start
+        forgetful, parted = cache.target.forgetful, cache.parted
+        window = 0 if target.states else max(target.windows.values(), default=0)
+        keeps = forgetful and parted is not None
+        self._stops = stops(start, self._length, parted or 0, window) if keeps else []
+
+    @property
+    def begun(self) -> bool:
+        """Whether a part of the prompts was read."""
+        return self.position > self._start
+
+    def read(self, max_tokens: int) -> None:
+        """Submit the next chunk, at most `max_tokens`, up to the next checkpoint."""
+        at, P = self.position - self._start, min(max_tokens, self.left)
+        if self._stops:
+            P = min(P, self._stops[0] - self.position)
+        hidden = self._target.append(
+            self._tokens[:, at : at + P], self.cache.target, self.position, self._length
+        )
+        self._show(at, hidden)
+        self.position += P
+        self.left -= P
+        if self.position in self._stops:
+            self._stops.remove(self.position)
+            self.cache.keep_states(self.position)
+        last = []
+        if not self.left:  # those of earlier chunks are not computed
+            self.hidden = hidden[:, -1:]
+            last = [self.hidden]
+        mx.async_eval(*self.cache.target.buffers, *last, *self.cache.of_drafter)
+
+    def wait(self) -> None:
+        """Wait until the chunks read so far are computed, and free their working memory."""
+        mx.eval(self.cache.target.buffers, self.cache.of_drafter)
+        mx.clear_cache()
+
+    def _show(self, at: int, hidden: mx.array) -> None:
+        """Show a chunk to the drafter: all positions whose next token is in the prompt."""
+        features = Features() if self._drafter is None else self._drafter.features
+        B, P, _ = hidden.shape
+        count = min(self.left - 1, P)
+        if self._drafter is None or not features.every_position or not count:
+            return
+        seen = Seen(
+            self._tokens[:, at : at + count + 1],
+            hidden[:, :count] if features.any else None,
+            mx.full((B,), self.position, mx.int32),
+            mx.full((B,), count, mx.int32),
+            self._length,
+            self.position,
+        )
+        self.cache.show(seen, self._drafter, drafts=self._drafts)

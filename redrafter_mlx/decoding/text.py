@@ -24,8 +24,8 @@ class TokenText:
 
     def __init__(self, tokenizer: TokenizerWrapper) -> None:
         self._tokenizer = tokenizer
-        self._before = encode_text(tokenizer, "a")[-1]
-        self._skipped = len(self._decode([self._before]))
+        self._before, self._skipped = encode_text(tokenizer, "a")[-1], 0
+        self._skipped = len(self.of([]))
 
     def of(self, tokens: Sequence[int]) -> str:
         """Return the tokens' text with its leading space, which decoders drop at a text's start.
@@ -33,14 +33,8 @@ class TokenText:
         Bytes that are not whole characters become U+FFFD; an id that the tokenizer does not have,
         as in a padded vocabulary, has no text.
         """
-        return self._decode([self._before, *tokens])[self._skipped :]
-
-    def stream(self) -> TextStream:
-        """Return a stream for the text of one answer."""
-        return TextStream(self)
-
-    def _decode(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
+        text = self._tokenizer.decode([self._before, *tokens], clean_up_tokenization_spaces=False)
+        return str(text)[self._skipped :]
 
 
 class TextStream:

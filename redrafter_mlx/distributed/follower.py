@@ -15,9 +15,9 @@ from redrafter_mlx.distributed.plain_batch import PlainBatch
 from redrafter_mlx.runtime.awake import kept_awake
 from redrafter_mlx.runtime.processes.launched import wait_for_loss
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target_model.cache.committed import Pending
 from redrafter_mlx.target_model.cache.kv_cache import TreeCache
 from redrafter_mlx.target_model.cache.plain import plain_caches
+from redrafter_mlx.target_model.cache.slots import Pending
 from redrafter_mlx.target_model.model import Target
 
 

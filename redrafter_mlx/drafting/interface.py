@@ -22,7 +22,7 @@ from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.rejection import SampledDrafts
 from redrafter_mlx.speculation.sampling import Draws
 from redrafter_mlx.speculation.static_tree import StaticTree
-from redrafter_mlx.target_model.cache.committed import Committed
+from redrafter_mlx.target_model.cache.slots import Committed
 from redrafter_mlx.target_model.model import Target
 
 Memory: TypeAlias = "tuple[mx.array | Memory, ...]"

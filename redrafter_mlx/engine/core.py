@@ -15,7 +15,7 @@ from redrafter_mlx.engine.request import Answer
 from redrafter_mlx.engine.scheduler import Scheduler
 from redrafter_mlx.engine.thread import Cancels, EngineThread
 from redrafter_mlx.errors import EngineFailedError, device_failure
-from redrafter_mlx.runtime.processes.model_lock import ModelLock
+from redrafter_mlx.runtime.device import ModelLock
 
 LOG = logging.getLogger("redrafter_mlx.engine")
 

@@ -9,6 +9,7 @@ import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
 
+from redrafter_mlx.checks import plain
 from redrafter_mlx.config import GenerationOptions, KVQuantization
 from redrafter_mlx.decoding.constraint import Constraint
 from redrafter_mlx.drafting.draft_model import DraftModel
@@ -21,7 +22,6 @@ from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.prompts.prompt import Prompt
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.response import Response
-from redrafter_mlx.runtime.plain import plain
 from redrafter_mlx.target_model.model import Target
 
 _INSTEAD = {

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from redrafter_mlx.checks import check_int
+from redrafter_mlx.checks import check_int, make_plain
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.plain import make_plain
 
 
 @dataclass(frozen=True)

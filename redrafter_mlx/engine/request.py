@@ -10,15 +10,12 @@ from dataclasses import dataclass
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.decoding.constraint import Constraint, Masks, check_forced, check_masks
 from redrafter_mlx.decoding.pipeline import Pipeline
-from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.sequence import Sequence, Status
-from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.decoding.step import Decoder, Prefill
 from redrafter_mlx.decoding.text import AnswerText
-from redrafter_mlx.engine.tally import Tally
-from redrafter_mlx.engine.thread import Emit, Ended
 from redrafter_mlx.learning.keeper import TextKeeper
-from redrafter_mlx.response import Response, StepResult
-from redrafter_mlx.speculation.penalties import changes_logits
+from redrafter_mlx.response import Emit, Ended, Response, StepResult, Tally
+from redrafter_mlx.speculation.sampling import changes_logits
 from redrafter_mlx.speculation.tree import Pack, pack_beam
 
 _MAX_UNREAD = 64

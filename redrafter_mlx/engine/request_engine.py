@@ -14,7 +14,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
 
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
-from redrafter_mlx.decoding.text import AnswerText, TokenText
+from redrafter_mlx.decoding.text import AnswerText, TextStream, TokenText
 from redrafter_mlx.distributed.mirror import Mirror, target_of
 from redrafter_mlx.drafting.checked import bound
 from redrafter_mlx.drafting.interface import Bindable
@@ -22,17 +22,17 @@ from redrafter_mlx.drafting.untrained.continuation import HostDrafter
 from redrafter_mlx.engine.choices import Choices
 from redrafter_mlx.engine.core import EngineCore, EngineStatus
 from redrafter_mlx.engine.exactness import check_once
-from redrafter_mlx.engine.memory.budget import MemoryBudget
+from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
-from redrafter_mlx.engine.prompts.prefixes import EarlierOnDisk, prefix_store
+from redrafter_mlx.engine.prompts.on_disk import EarlierOnDisk, prefix_store
 from redrafter_mlx.engine.prompts.prompt import PromptEncoder, context_length_of
 from redrafter_mlx.engine.request import Answer, Request
 from redrafter_mlx.engine.scheduler import Scheduler
-from redrafter_mlx.engine.thread import Cancels, Emit, Ended, EngineThread, Listener
+from redrafter_mlx.engine.thread import Cancels, EngineThread, Listener
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.learning.keeper import TextKeeper
-from redrafter_mlx.response import Response
-from redrafter_mlx.runtime.processes.model_lock import MLX_PROCESS, ModelLock
+from redrafter_mlx.response import Emit, Ended, Response
+from redrafter_mlx.runtime.device import MLX_PROCESS, ModelLock
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.source import TargetSource
 from redrafter_mlx.tuning.tuner import Tuner
@@ -255,7 +255,7 @@ class RequestEngine:
     def _answer(self, request: Request, emit: Emit[Response], unread: Callable[[], int]) -> Answer:
         """Return the answer to a request, not begun."""
         options, prompt = request.options, request.prompt
-        decoded, eos = self.token_text.stream(), self.tokenizer.eos_token_ids
+        decoded, eos = TextStream(self.token_text), self.tokenizer.eos_token_ids
         room = self.prompts.room_for(prompt, options.max_tokens)
         shape = self.choices.shape_of(options, len(prompt))
         text = AnswerText(decoded, eos, options.stop, room, request.constraint)

@@ -19,13 +19,13 @@ from redrafter_mlx.config import PLAIN
 from redrafter_mlx.decoding.cache.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.cache.prefix_store import PrefixStore
 from redrafter_mlx.decoding.pipeline import Pipeline
-from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.sequence import Status
-from redrafter_mlx.engine.batches import Batches
-from redrafter_mlx.engine.memory.budget import MemoryBudget
+from redrafter_mlx.decoding.step import Prefill
+from redrafter_mlx.engine.choices import Batches
+from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
-from redrafter_mlx.engine.prompts.prefixes import EarlierOnDisk, Prefixes
-from redrafter_mlx.engine.prompts.prompt_reader import PromptReader
+from redrafter_mlx.engine.prompts.on_disk import EarlierOnDisk
+from redrafter_mlx.engine.prompts.reading import Prefixes, PromptReader
 from redrafter_mlx.engine.request import Answer
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.learning.keeper import TextKeeper

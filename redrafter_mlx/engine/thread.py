@@ -8,29 +8,20 @@ import traceback
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from queue import SimpleQueue
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import mlx.core as mx
 
 from redrafter_mlx.cpu.door import threads_by_rows
-from redrafter_mlx.engine.memory.pool import MemoryPool
+from redrafter_mlx.engine.memory import MemoryPool
 from redrafter_mlx.errors import EngineFailedError
-from redrafter_mlx.runtime.processes.model_lock import MLX_PROCESS, ModelLock, called_by_itself
+from redrafter_mlx.response import Emit, Ended
+from redrafter_mlx.runtime.device import MLX_PROCESS, ModelLock, called_by_itself
 
 _T = TypeVar("_T")
 
 _END_SECONDS = 5.0
 """Maximum number of seconds that closing an engine waits."""
-
-
-class Ended(NamedTuple):
-    """A task's last event: it has ended, with this error if there was one."""
-
-    error: BaseException | None = None
-
-
-Emit = Callable[[_T | Ended], None]
-"""Sends an event of a task to the caller that listens."""
 
 
 class Listener(Generic[_T]):

@@ -13,7 +13,7 @@ from typing import cast
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.checks import check_drafter_bits, check_int
+from redrafter_mlx.checks import check_drafter_bits, check_int, plain
 from redrafter_mlx.drafting.checked import bound, check_drafter
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.draft_model import DraftModel
@@ -45,7 +45,6 @@ from redrafter_mlx.loading.prepared import PreparedDrafter
 from redrafter_mlx.loading.supported import check_repository
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.files.json_file import read_object
-from redrafter_mlx.runtime.plain import plain
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.weights import Progress

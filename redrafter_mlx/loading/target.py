@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.checks import check_choice, check_quantize
+from redrafter_mlx.checks import check_choice, check_quantize, plain
 from redrafter_mlx.config import DType, KVQuantization
 from redrafter_mlx.cpu.door import check_allocation
 from redrafter_mlx.distributed.group import Ranks
@@ -26,8 +26,7 @@ from redrafter_mlx.errors import (
     device_failure,
 )
 from redrafter_mlx.loading.supported import check_repository
-from redrafter_mlx.runtime.plain import plain
-from redrafter_mlx.runtime.processes.model_lock import MLX_PROCESS
+from redrafter_mlx.runtime.device import MLX_PROCESS
 from redrafter_mlx.target_model.fingerprint import nbytes_of
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.source import TargetSource

@@ -12,8 +12,7 @@ import mlx.core as mx
 
 from redrafter_mlx.engine.thread import EngineThread
 from redrafter_mlx.errors import EngineFailedError, meant
-from redrafter_mlx.runtime.device import memory_limit
-from redrafter_mlx.runtime.processes.model_lock import ModelLock
+from redrafter_mlx.runtime.device import ModelLock, memory_limit
 from redrafter_mlx.server.api_error import LOG, ApiError
 from redrafter_mlx.server.hosting import ModelHost
 

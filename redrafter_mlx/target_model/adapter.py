@@ -7,7 +7,7 @@ a one-line error.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from typing import TypeVar
@@ -17,10 +17,15 @@ import mlx.nn as nn
 
 from redrafter_mlx.cpu.door import fast_class
 from redrafter_mlx.errors import UnsupportedModelError
-from redrafter_mlx.target_model.cache.layer_cache import AttentionCache
-from redrafter_mlx.target_model.linear import LinearView
 from redrafter_mlx.target_model.recurrent.mixers import Mixers
-from redrafter_mlx.target_model.rotary import Rotations
+from redrafter_mlx.target_model.wrapped_layers import (
+    HiddenAsInput,
+    LayerRecorder,
+    LinearView,
+    NodeScaledLayer,
+    Rotations,
+    recorded,
+)
 
 _Layer = TypeVar("_Layer", bound=nn.Module)
 
@@ -42,65 +47,6 @@ _ROPE_TYPES = (
 """Classes of rotary embeddings whose frequencies do not depend on the length of the text."""
 FAILURES = (TypeError, ValueError, AttributeError, IndexError, KeyError, NotImplementedError)
 """Exceptions of models whose code does not work on our caches."""
-
-
-class _HiddenAsInput:
-    """Replaces the backbone if the input is already the hidden state."""
-
-    def __init__(self, backbone: nn.Module) -> None:
-        self._backbone = backbone
-
-    def __call__(self, *given: mx.array, **named: mx.array) -> mx.array:
-        return given[0] if given else named["inputs"]
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._backbone, name)
-
-
-class _NodeScaledLayer:
-    """A layer that scales its queries by their positions, with one position per node.
-
-    The backbone computes the scales of its call from one position per batch row.
-    """
-
-    def __init__(self, layer: Callable[..., mx.array], rope: Mapping[str, float]) -> None:
-        self._layer = layer
-        self._beta = rope["llama_4_scaling_beta"]
-        self._span = rope["original_max_position_embeddings"]
-
-    def __call__(
-        self, x: mx.array, scale: mx.array, mask: object, cache: AttentionCache | None
-    ) -> mx.array:
-        at = getattr(cache, "offset", 0)
-        if isinstance(at, mx.array) and at.ndim == 2:
-            scale = 1 + self._beta * mx.log(1 + mx.floor(at / self._span))  # [B, N]
-            scale = scale[:, None, :, None].astype(x.dtype)
-        return self._layer(x, scale, mask, cache)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._layer, name)
-
-
-class _LayerRecorder:
-    """A layer that stores its last input, or its last output, until `take`."""
-
-    def __init__(self, layer: Callable[..., mx.array], *, output: bool = False) -> None:
-        self._layer, self._output = layer, output
-        self._seen: mx.array | None = None
-
-    def __call__(self, x: mx.array, *args: object, **kwargs: object) -> mx.array:
-        out = self._layer(x, *args, **kwargs)
-        self._seen = out if self._output else x
-        return out
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._layer, name)
-
-    def take(self) -> mx.array:
-        """Return what is stored and drop it."""
-        seen, self._seen = self._seen, None
-        assert seen is not None, "the layer was not called"
-        return seen
 
 
 def unsupported(model_type: str, why: str) -> UnsupportedModelError:
@@ -158,15 +104,10 @@ def recording(
     recorders = []
     for i in indices:
         at, last = (i, False) if i < len(layers) else (i - 1, True)
-        layers[at] = recorder = _LayerRecorder(layers[at], output=last)
+        layers[at] = recorder = LayerRecorder(layers[at], output=last)
         recorders.append(recorder)
     setattr(view, _layers_name(view), layers)
-
-    def call(tokens: mx.array, cache: Sequence[object] | None) -> tuple[list[mx.array], mx.array]:
-        out: mx.array = view(tokens, cache=cache)
-        return [recorder.take() for recorder in recorders], out
-
-    return call
+    return recorded(view, recorders)
 
 
 def scale_by_node(backbone: nn.Module) -> None:
@@ -175,7 +116,7 @@ def scale_by_node(backbone: nn.Module) -> None:
     kinds = {type(layer) for layer in layers if layer is not None}
     if any("attn_scale" in signature(kind.__call__).parameters for kind in kinds):
         rope = backbone.args.rope_parameters
-        scaled = [None if layer is None else _NodeScaledLayer(layer, rope) for layer in layers]
+        scaled = [None if layer is None else NodeScaledLayer(layer, rope) for layer in layers]
         setattr(backbone, _layers_name(backbone), scaled)
 
 
@@ -279,7 +220,7 @@ def head_of(
             if child is embedding:
                 backbone[key] = restricted_to(child, rows)
     view = copy.copy(model)
-    view[name] = _HiddenAsInput(backbone)
+    view[name] = HiddenAsInput(backbone)
     for key in _HEAD_NAMES:
         if isinstance(model.get(key), nn.Module):
             view[key] = restricted_to(model[key], rows)

@@ -20,7 +20,7 @@ import mlx.core as mx
 from redrafter_mlx.target_model.cache.kv_cache import TreeCache
 from redrafter_mlx.target_model.cache.layer_cache import LayerBuffers
 from redrafter_mlx.target_model.cache.plans import PlanArrays, PlanSizes, TreePlan
-from redrafter_mlx.target_model.linear import LinearView, prepare
+from redrafter_mlx.target_model.wrapped_layers import LinearView, prepare
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

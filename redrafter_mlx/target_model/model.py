@@ -2,7 +2,7 @@
 
 An mlx-lm attention layer needs three things from its cache: rotary positions (`offset`), a mask
 (`make_mask`), and keys and values (`update_and_fetch`). `TreeCache` provides all three for a tree,
-so the layers run unchanged. Only rotary embeddings need a wrapper (`target_model/rotary.py`). On a
+so the layers run unchanged. Only rotary embeddings need a wrapper (`wrapped_layers.py`). On a
 CPU, attention and SwiGLU are faster functions, and each call sets its threads (`cpu/door.py`).
 
 The caller's model object is never changed: `Target` works on a copy of its module tree that
@@ -23,8 +23,7 @@ from mlx_lm.models.cache import ArraysCache, KVCache
 
 from redrafter_mlx.cpu.door import prepare_for, threads_by_rows
 from redrafter_mlx.errors import MismatchError
-from redrafter_mlx.runtime.processes.model_lock import ModelLock
-from redrafter_mlx.runtime.wired_memory import WIRED_MEMORY
+from redrafter_mlx.runtime.device import WIRED_MEMORY, ModelLock
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.adapter import (
     find_backbone,
@@ -70,6 +69,7 @@ class Target:
     plain:       the same, for mlx-lm's own loops on its own caches
     dtype:       of the hidden states
     embedding:   the target's own token embedding, which the drafter reads
+    call:        hidden states and logits of tokens [B, N] that a cache is planned for
     row_masks:   whether mlx-lm's batched caches may be used, with a mask for each batch row where
                  keys are kept; not all recurrences take one
     builds_ahead: whether a call may be built and dropped
@@ -161,12 +161,12 @@ class Target:
     @property
     def compiled(self) -> int:
         """Number of graphs compiled so far, including those dropped since."""
-        return self.tree_call.graphs.compiled
+        return self.call.graphs.compiled
 
     @property
     def slow_calls(self) -> int:
         """Number of calls so far that took longer than others of their size: compiled, or built."""
-        return self.tree_call.graphs.compiled + self.tree_call.built
+        return self.call.graphs.compiled + self.call.built
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -215,12 +215,6 @@ class Target:
         cache.plan_tree(tree, length, bound)
         return self.call(tree.tokens, cache, compiled)
 
-    def call(
-        self, tokens: mx.array, cache: TreeCache, compiled: bool = True
-    ) -> tuple[mx.array, mx.array]:
-        """Return hidden states and logits of tokens [B, N] that the cache is planned for."""
-        return self.tree_call(tokens, cache, compiled)
-
     def hidden(self, tokens: mx.array, cache: Sequence[object]) -> mx.array:
         """Return hidden states [B, N, C] of a call on one cache per layer; each may be None."""
         return self._read(tokens, cache=None if cache[0] is None else cache)
@@ -265,7 +259,7 @@ class Target:
         new_cache = partial(
             TreeCache, self.n_caches, self.states, self.windows, packing=self.packing
         )
-        self.tree_call = TreeCall(
+        self.call = TreeCall(
             self._read, lambda hidden: head(hidden[..., -size:]), self._linears, new_cache
         )
 

@@ -20,8 +20,7 @@ import numpy as np
 
 from redrafter_mlx.config import MAX_BEAM_LENGTH, PLAIN, BeamShape
 from redrafter_mlx.decoding.cache.prefix_cache import common_prefix
-from redrafter_mlx.decoding.proposal import Drafted, Proposal
-from redrafter_mlx.decoding.sequence import Sequence
+from redrafter_mlx.decoding.sequence import Drafted, Proposal, Sequence
 from redrafter_mlx.drafting.untrained.continuation import Continuation
 from redrafter_mlx.response import StepResult
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics

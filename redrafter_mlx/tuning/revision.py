@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.decoding.proposal import Proposal
+from redrafter_mlx.decoding.sequence import Proposal
 from redrafter_mlx.drafting.untrained.continuation import Continuation
 from redrafter_mlx.tuning.corrections import StepCosts
 

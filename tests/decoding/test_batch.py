@@ -27,14 +27,12 @@ from tiny import byte_tokenizer, random_model, truncated
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.pipeline import Pipeline
-from redrafter_mlx.decoding.proposal import FixedPolicy, Proposal
-from redrafter_mlx.decoding.sequence import Sequence, Status
+from redrafter_mlx.decoding.sequence import FixedPolicy, Proposal, Sequence, Status
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.response import StepResult
-from redrafter_mlx.speculation.penalties import penalised
-from redrafter_mlx.speculation.sampling import sequence_keys
+from redrafter_mlx.speculation.sampling import penalised, sequence_keys
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.cache import slots as cache_slots
 from redrafter_mlx.target_model.cache.kv_cache import TreeCache

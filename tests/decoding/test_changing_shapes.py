@@ -14,8 +14,7 @@ from joint import N_TOKENS, PROMPT, ROWS, V, exact_joint, tiny_target
 from tiny import plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.config import PLAIN, AcceptMethod, BeamShape, SamplingParams
-from redrafter_mlx.decoding.proposal import Drafted, Proposal
-from redrafter_mlx.decoding.sequence import Sequence
+from redrafter_mlx.decoding.sequence import Drafted, Proposal, Sequence
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.oracle import Oracle

@@ -12,10 +12,9 @@ from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.cache import prefix_cache
 from redrafter_mlx.decoding.cache.prefix_cache import PrefixCache, common_prefix
 from redrafter_mlx.decoding.cache.sequence_cache import SequenceCache
-from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.state import Drafts
-from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.decoding.step import Decoder, Prefill
 from redrafter_mlx.drafting.interface import Features, Memory, Seen
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.response import StepResult

@@ -12,12 +12,11 @@ import pytest
 from batches import FEW, GREEDY, VARIOUS, Decoded, drafted, finish, scheduled, some, tiny
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding import order
+from redrafter_mlx.decoding import built_step
 from redrafter_mlx.decoding import pipeline as pipeline_module
+from redrafter_mlx.decoding.acceptance import Report
 from redrafter_mlx.decoding.pipeline import Pipeline
-from redrafter_mlx.decoding.proposal import FixedPolicy, Proposal
-from redrafter_mlx.decoding.report import Report
-from redrafter_mlx.decoding.sequence import Sequence
+from redrafter_mlx.decoding.sequence import FixedPolicy, Proposal, Sequence
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.untrained.ngram import Lookup, NgramIndex
 from redrafter_mlx.response import StepResult
@@ -168,7 +167,7 @@ def test_a_plain_step_between_trees_is_timed_without_the_host_that_it_waits_for(
     """
     clock = SimpleNamespace(now=0.0)
     clock.perf_counter = lambda: clock.now
-    monkeypatch.setattr(order, "time", clock)
+    monkeypatch.setattr(built_step, "time", clock)
     submit = pipeline_module.submit_drafting
 
     def drafting(*given: object) -> None:
@@ -220,7 +219,7 @@ def test_a_step_takes_as_long_as_the_device_whenever_the_host_gets_to_read_it(
         clock.now = max(clock.now, next(unread))
         return honest(report)
 
-    monkeypatch.setattr(order, "time", clock)
+    monkeypatch.setattr(built_step, "time", clock)
     monkeypatch.setattr(pipeline_module, "submit_verification", submitted)
     monkeypatch.setattr(Report, "read", read)
     ahead, _ = both(Decoder(tiny(), None, PLAIN, GREEDY, host_drafters=(Lookup(2),)))

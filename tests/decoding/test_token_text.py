@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from weights_samples import llama_model, write_folder
 
-from redrafter_mlx.decoding.text import TokenText
+from redrafter_mlx.decoding.text import TextStream, TokenText
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.loading.target import load_target
 
@@ -63,7 +63,7 @@ KINDS = {
 
 def emitted(tokenizer: TokenizerWrapper, tokens: Sequence[int]) -> list[str]:
     """Return the text of each of these tokens in an answer, and of its end."""
-    stream = TokenText(tokenizer).stream()
+    stream = TextStream(TokenText(tokenizer))
     return [*map(stream.add, tokens), stream.finish()]
 
 

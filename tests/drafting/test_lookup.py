@@ -14,9 +14,8 @@ from decoding import SHAPES, counted_reads, run
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding.host_drafts import continuation_beams, continuation_tree
-from redrafter_mlx.decoding.proposal import Drafted, FixedPolicy
-from redrafter_mlx.decoding.sequence import Sequence
+from redrafter_mlx.decoding.sequence import Drafted, FixedPolicy, Sequence
+from redrafter_mlx.decoding.state import continuation_beams, continuation_tree
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.untrained.continuation import Continuation

@@ -13,7 +13,7 @@ from references import packed_paths
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decoding.host_drafts import continuation_tree
+from redrafter_mlx.decoding.state import continuation_tree
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
 from redrafter_mlx.drafting.oracle import Oracle

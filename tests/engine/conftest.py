@@ -33,8 +33,8 @@ def redrafter(build: Build) -> Redrafter:
 @pytest.fixture
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """While answers run, prompts are read in the smallest chunks."""
-    monkeypatch.setattr("redrafter_mlx.engine.prompts.prompt_reader.PREFILL_SECONDS", 1e-6)
-    monkeypatch.setattr("redrafter_mlx.engine.prompts.prompt_reader.MIN_TOKENS", 32)
+    monkeypatch.setattr("redrafter_mlx.engine.prompts.reading.PREFILL_SECONDS", 1e-6)
+    monkeypatch.setattr("redrafter_mlx.engine.prompts.reading.MIN_TOKENS", 32)
 
 
 @pytest.fixture
@@ -42,5 +42,5 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time by which chunks are planned: one number, which stands still by itself."""
     now = [0.0]
     clock = SimpleNamespace(perf_counter=lambda: now[0])
-    monkeypatch.setattr("redrafter_mlx.engine.prompts.prompt_reader.time", clock)
+    monkeypatch.setattr("redrafter_mlx.engine.prompts.reading.time", clock)
     return now

@@ -11,8 +11,7 @@ from engines import ENDLESS, PROMPTS, Build, Calls, tokens_of
 from tiny import random_drafter
 from waiting import wait_for
 
-from redrafter_mlx.decoding.proposal import Proposal
-from redrafter_mlx.decoding.sequence import Sequence
+from redrafter_mlx.decoding.sequence import Proposal, Sequence
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.tuning.policy import TunedPolicy
@@ -121,7 +120,7 @@ def test_graphs_are_bounded_over_fifty_requests(
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 9, rng.integers(1, 60)).tolist() for _ in range(50)]
     assert {i for i, _ in redrafter.batch(prompts, max_tokens=4)} == set(range(50))
-    assert len(redrafter.target.tree_call.graphs) <= 10
+    assert len(redrafter.target.call.graphs) <= 10
 
 
 def test_status_counts_what_runs_and_what_waits(build: Build) -> None:

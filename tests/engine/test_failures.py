@@ -17,8 +17,7 @@ from engines import ENDLESS, LONG, PROMPTS, Build, Grammar, failing, tokens_of
 from waiting import wait_for
 
 from redrafter_mlx.decoding.cache.prefix_cache import PrefixCache
-from redrafter_mlx.decoding.prefill import Prefill
-from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.decoding.step import Decoder, Prefill
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, EngineFailedError
@@ -66,7 +65,7 @@ def test_wherever_the_engine_fails_no_caller_waits_forever(
     (owner, name), failed = part, threading.Event()
     with monkeypatch.context() as patched, ThreadPoolExecutor(4) as pool:
         patched.setattr(owner, name, failing(1, getattr(owner, name), failed))
-        several_chunks = "redrafter_mlx.engine.prompts.prompt_reader.MAX_TOKENS"
+        several_chunks = "redrafter_mlx.engine.prompts.reading.MAX_TOKENS"
         patched.setattr(several_chunks, 100)
         prompts = [*PROMPTS[:3], LONG]
         futures = [pool.submit(tokens_of, redrafter, p, max_tokens=20) for p in prompts]

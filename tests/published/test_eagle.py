@@ -40,8 +40,7 @@ from policies import Alternating
 from tiny import HIDDEN, byte_model, plain_tokens, random_model, truncated
 
 from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.decoding.prefill import Prefill
-from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.decoding.step import Decoder, Prefill
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.interface import Drafter, Features
 from redrafter_mlx.drafting.published.heads.eagle import EagleDrafter

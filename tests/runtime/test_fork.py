@@ -12,7 +12,7 @@ from tiny import byte_model, byte_tokenizer
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import ForkedProcessError
 from redrafter_mlx.loading.target import load_target
-from redrafter_mlx.runtime.processes.model_lock import MLXProcess
+from redrafter_mlx.runtime.device import MLXProcess
 from redrafter_mlx.verification import verify
 
 _REFUSED, _ANSWERED = 3, 4

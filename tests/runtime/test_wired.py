@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
 import pytest
 from tiny import byte_model, byte_tokenizer
 
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import EngineFailedError
-from redrafter_mlx.runtime import wired_memory
+from redrafter_mlx.runtime import device
 
-RECOMMENDED = 100
+RECOMMENDED = 10**12
 
 ENDLESS = 10**5
 """Tokens of an answer that still runs when the test ends it."""
 
 
 class Process:
-    """A process on Metal, whose recommended working set is smaller than any model.
+    """A process on Metal, whose recommended working set is larger than any model.
 
     waited: the limit at each wait for the device
     """
@@ -32,14 +33,17 @@ class Process:
     def synchronize(self) -> None:
         self.waited.append(self.limit)
 
-    def device_info(self) -> dict[str, int]:
+    def device_info(self, *_: object) -> dict[str, int]:
         return {"max_recommended_working_set_size": RECOMMENDED}
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(mx, name)
 
 
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Process:
     process = Process()
-    monkeypatch.setattr(wired_memory, "mx", process)
+    monkeypatch.setattr(device, "mx", process)
     return process
 
 

@@ -22,14 +22,14 @@ from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.accept import accept_typical
-from redrafter_mlx.speculation.penalties import (
+from redrafter_mlx.speculation.sampling import (
     Past,
     first_window,
     path_counts,
     path_windows,
     penalised,
+    sequence_keys,
 )
-from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target_model.model import Target
 
 

@@ -26,9 +26,8 @@ from tiny import Words, random_drafter, random_model
 
 from redrafter_mlx.bench.measure.packing import pack_final, pack_separately
 from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
-from redrafter_mlx.decoding.host_drafts import continuation_beams, continuation_tree
-from redrafter_mlx.decoding.proposal import Drafted
-from redrafter_mlx.decoding.state import Drafts
+from redrafter_mlx.decoding.sequence import Drafted
+from redrafter_mlx.decoding.state import Drafts, continuation_beams, continuation_tree
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.interface import Seen

@@ -14,8 +14,7 @@ from tiny import VOCAB, Words, random_drafter, random_model, truncated
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.pipeline import Pipeline
-from redrafter_mlx.decoding.proposal import FixedPolicy
-from redrafter_mlx.decoding.sequence import Sequence
+from redrafter_mlx.decoding.sequence import FixedPolicy, Sequence
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.checked import bound

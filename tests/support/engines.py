@@ -13,7 +13,7 @@ from tiny import byte_tokenizer, random_drafter
 
 from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.engine.memory.budget import MemoryBudget
+from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.response import Response
 

@@ -14,7 +14,7 @@ from trees import assert_tree_equals_sequences
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.pipeline import Pipeline
-from redrafter_mlx.decoding.proposal import FixedPolicy
+from redrafter_mlx.decoding.sequence import FixedPolicy
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.oracle import Oracle

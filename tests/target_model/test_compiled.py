@@ -106,7 +106,7 @@ def test_few_sizes_that_are_not_compiled_yet_are_counted(monkeypatch: pytest.Mon
         for size in (rows, 40):
             cache, _ = after_prompt(target)
             target.verify(random_tree(size, 97), cache, mx.array([7]), 7, compiled=False)
-        assert len(target.tree_call.uses) <= 12
+        assert len(target.call.uses) <= 12
     assert target.compiled == 1
 
 
@@ -192,7 +192,7 @@ def test_graphs_are_bounded_over_a_long_text_of_changing_shapes(
         cache.commit(drafted, path, accepted, mx.array([length]))
         mx.eval(cache.buffers)
         length += levels
-        counts.append(len(target.tree_call.graphs))
+        counts.append(len(target.call.graphs))
         if length > 4_000:
             break
     assert max(counts) == counts[-1] == 12

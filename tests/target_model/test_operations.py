@@ -14,9 +14,8 @@ from tiny import random_drafter, random_model
 from redrafter_mlx.bench.programs.on_paper import operations
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.cpu import fast_functions
-from redrafter_mlx.decoding.host_drafts import revised
-from redrafter_mlx.decoding.proposal import Drafted, Proposal
-from redrafter_mlx.decoding.state import Drafts
+from redrafter_mlx.decoding.sequence import Drafted, Proposal
+from redrafter_mlx.decoding.state import Drafts, revised
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.untrained.continuation import Continuation
 from redrafter_mlx.runtime.device import backend

@@ -24,7 +24,7 @@ from simulated import (
 )
 
 from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.decoding.proposal import Drafted
+from redrafter_mlx.decoding.sequence import Drafted
 from redrafter_mlx.drafting.untrained.continuation import Kind
 from redrafter_mlx.drafting.untrained.ngram import Lookup, NgramIndex
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics

@@ -10,7 +10,7 @@ import pytest
 from simulated import SETUP, Taken, Text, machine, sequence
 
 from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.decoding.proposal import Drafted
+from redrafter_mlx.decoding.sequence import Drafted
 from redrafter_mlx.drafting.untrained.ngram import Lookup, NgramIndex
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
 from redrafter_mlx.tuning.corrections import Corrections

@@ -72,7 +72,6 @@ class PrefixCache:
     entry's arrays until it is written to: MLX copies a buffer that has another reference.
 
     nbytes: of all texts
-    nbytes: of all texts
     added:  number of texts that were ever kept
     """
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.drafting.published.heads.feature_drafter import FeatureNetwork
-from redrafter_mlx.target_model.cache.masks import windowed
+from redrafter_mlx.target_model.cache.slots import windowed
 
 PADDED = 2
 """Maximum number of positions of a batch, as a multiple of its maximum number of answer tokens."""

@@ -12,9 +12,9 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers.normalizers import Normalizer
 from transformers import PreTrainedTokenizerFast
 
-from redrafter_mlx.engine.memory.budget import MemoryBudget
+from redrafter_mlx.checks import plain
+from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.errors import BadInputError, ContextLengthError
-from redrafter_mlx.runtime.plain import plain
 from redrafter_mlx.target_model.source import TargetSource
 from redrafter_mlx.weights.raw_model import context_length
 from redrafter_mlx.weights.text.chat import encode_text, render_chat

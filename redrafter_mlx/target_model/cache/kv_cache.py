@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target_model.cache.committed import Committed, Pending
 from redrafter_mlx.target_model.cache.layer_cache import LayerBuffers, LayerCache
 from redrafter_mlx.target_model.cache.layers import CacheLayers
 from redrafter_mlx.target_model.cache.plans import (
@@ -29,6 +28,8 @@ from redrafter_mlx.target_model.cache.plans import (
 )
 from redrafter_mlx.target_model.cache.slots import (
     SPARE_STEP,
+    Committed,
+    Pending,
     extent_of,
     planned_capacity,
     round_up,

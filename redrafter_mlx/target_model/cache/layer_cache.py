@@ -9,9 +9,8 @@ import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
 
 from redrafter_mlx.speculation.constants import iota, is_root
-from redrafter_mlx.target_model.cache.masks import windowed
 from redrafter_mlx.target_model.cache.plans import LayerPlan, PromptSpan, TreePlan
-from redrafter_mlx.target_model.cache.slots import concatenate_padded, grown
+from redrafter_mlx.target_model.cache.slots import concatenate_padded, grown, windowed
 
 
 class AttentionCache(Protocol):

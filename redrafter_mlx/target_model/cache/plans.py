@@ -9,8 +9,15 @@ import mlx.core as mx
 
 from redrafter_mlx.speculation.constants import iota
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target_model.cache.masks import attention_mask, chain_mask, ring_mask, windowed
-from redrafter_mlx.target_model.cache.slots import capacity_of, extent_of
+from redrafter_mlx.target_model.cache.slots import (
+    CAPACITY_STEP,
+    attention_mask,
+    chain_mask,
+    extent_of,
+    ring_mask,
+    round_up,
+    windowed,
+)
 from redrafter_mlx.target_model.recurrent.interface import AcceptedPath, TreeNodes
 
 RING_SLACK = 64
@@ -248,4 +255,4 @@ def _slot_plan(mask: mx.array, first: mx.array, moves: mx.array | None) -> SlotP
     if B == 1:
         mask = mask[0, 0]  # all mlx-lm attention broadcasts a mask without batch axes
     slots = (first[:, None] + iota(N))[:, None, :, None]
-    return SlotPlan(mask, slots, moves, extent, capacity_of(extent))
+    return SlotPlan(mask, slots, moves, extent, round_up(extent, CAPACITY_STEP))

@@ -16,9 +16,9 @@ from engines import LONG, Build, Calls, begin, make, tokens_of
 from tiny import byte_model, byte_tokenizer
 from waiting import wait_for
 
-from redrafter_mlx.decoding import order
-from redrafter_mlx.decoding.prefill import Prefill
-from redrafter_mlx.decoding.report import Report
+from redrafter_mlx.decoding import built_step
+from redrafter_mlx.decoding.acceptance import Report
+from redrafter_mlx.decoding.step import Prefill
 from redrafter_mlx.drafting.untrained.ngram import NgramIndex
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.request import Answer
@@ -34,8 +34,8 @@ def test_the_steps_between_chunks_do_not_make_them_smaller(
     A CPU computes a chunk while it is submitted, a GPU after the step that was submitted before.
     """
     at_once = where == "cpu"
-    monkeypatch.setattr("redrafter_mlx.engine.prompts.prompt_reader.backend", lambda: where)
-    monkeypatch.setattr(order, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("redrafter_mlx.engine.prompts.reading.backend", lambda: where)
+    monkeypatch.setattr(built_step, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     redrafter = Redrafter(byte_model(), byte_tokenizer())
     running = begin(redrafter)
     append, wait, read_report = redrafter.target.append, Prefill.wait, Report.read
@@ -201,7 +201,7 @@ def test_a_prompt_is_indexed_beside_its_prefill_never_much_in_one_round(
     shape = {"beam_width": 1, "beam_length": 4, "max_tokens": 12}
     whole = build("lookup")
     want = [len(r.step.path) for r in whole.stream(LONG, **shape)]  # type: ignore[arg-type]
-    monkeypatch.setattr("redrafter_mlx.engine.prompts.prompt_reader.MAX_INDEXED", 50)
+    monkeypatch.setattr("redrafter_mlx.engine.prompts.reading.MAX_INDEXED", 50)
     sizes: list[int] = []
     append = NgramIndex.append
 

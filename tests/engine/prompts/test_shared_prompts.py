@@ -105,8 +105,8 @@ def test_without_the_prefix_cache_each_prompt_is_read_whole(
 @pytest.fixture
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are read 64 tokens at a time."""
-    monkeypatch.setattr("redrafter_mlx.engine.prompts.prompt_reader.MAX_TOKENS", 64)
-    monkeypatch.setattr("redrafter_mlx.engine.prompts.prompt_reader.PREFILL_SECONDS", 1e-6)
+    monkeypatch.setattr("redrafter_mlx.engine.prompts.reading.MAX_TOKENS", 64)
+    monkeypatch.setattr("redrafter_mlx.engine.prompts.reading.PREFILL_SECONDS", 1e-6)
 
 
 @pytest.fixture

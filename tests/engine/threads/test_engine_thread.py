@@ -24,7 +24,7 @@ from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.request import Request
 from redrafter_mlx.engine.thread import EngineThread
 from redrafter_mlx.errors import BadInputError, EngineFailedError
-from redrafter_mlx.runtime.processes.model_lock import ModelLock
+from redrafter_mlx.runtime.device import ModelLock
 from redrafter_mlx.target_model.tree_check import check_trees
 
 PROMPT = [3, 5, 7]

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 import mlx.core as mx
 from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
-from redrafter_mlx.decoding.prefill import PREFILL_CHUNK
 from redrafter_mlx.decoding.state import Drafts
+from redrafter_mlx.decoding.step import PREFILL_CHUNK
 from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.target_model.model import Target
 

@@ -10,9 +10,8 @@ from functools import cache
 from typing import NamedTuple
 
 from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.decoding.proposal import Drafted as Made
-from redrafter_mlx.decoding.proposal import Proposal
-from redrafter_mlx.decoding.sequence import Sequence
+from redrafter_mlx.decoding.sequence import Drafted as Made
+from redrafter_mlx.decoding.sequence import Proposal, Sequence
 from redrafter_mlx.drafting.untrained.ngram import NgramIndex
 from redrafter_mlx.response import Source, StepResult
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics

@@ -14,7 +14,7 @@ from tiny import Words, plain_tokens
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.cache.sequence_cache import SequenceCache
-from redrafter_mlx.decoding.proposal import Policy
+from redrafter_mlx.decoding.sequence import Policy
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.response import StepResult

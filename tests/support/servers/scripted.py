@@ -11,7 +11,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tiny import CHAT_TEMPLATE, random_model
 
 from redrafter_mlx.config import PLAIN
-from redrafter_mlx.decoding.text import AnswerText
+from redrafter_mlx.decoding.text import AnswerText, TextStream
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.request import Request
 from redrafter_mlx.response import Response, StepResult
@@ -63,7 +63,7 @@ class Scripted(Redrafter):
         answer = self.tokenizer.encode(self.script(self.rendered[-1]), add_special_tokens=False)
         tokens = [*answer, end]
         text = AnswerText(
-            self.token_text.stream(), [end], options.stop, options.max_tokens, request.constraint
+            TextStream(self.token_text), [end], options.stop, options.max_tokens, request.constraint
         )
         for number, token in enumerate(tokens):
             index = number % STEP

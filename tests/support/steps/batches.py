@@ -10,8 +10,7 @@ from tiny import random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.pipeline import Pipeline
-from redrafter_mlx.decoding.proposal import FixedPolicy
-from redrafter_mlx.decoding.sequence import Sequence, Status
+from redrafter_mlx.decoding.sequence import FixedPolicy, Sequence, Status
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.response import StepResult

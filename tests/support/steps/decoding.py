@@ -13,7 +13,7 @@ from constraints import Rules
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.decoding.cache.sequence_cache import SequenceCache
-from redrafter_mlx.decoding.proposal import Policy
+from redrafter_mlx.decoding.sequence import Policy
 from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.response import StepResult

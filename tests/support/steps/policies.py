@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import abc
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.decoding.proposal import Proposal
-from redrafter_mlx.decoding.sequence import Sequence
+from redrafter_mlx.decoding.sequence import Proposal, Sequence
 
 
 class Alternating:

@@ -13,15 +13,18 @@ from tiny import random_model
 from trees import prefilled_slots, slots, tree_for
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.single import decode
-from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.decoding.step import Decoder, Prefill
 from redrafter_mlx.speculation.accept import accept
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target_model.cache.kv_cache import TreeCache
-from redrafter_mlx.target_model.cache.masks import attention_mask
 from redrafter_mlx.target_model.cache.plans import TreePlan
-from redrafter_mlx.target_model.cache.slots import CAPACITY_STEP, grown, planned_capacity
+from redrafter_mlx.target_model.cache.slots import (
+    CAPACITY_STEP,
+    attention_mask,
+    grown,
+    planned_capacity,
+)
 from redrafter_mlx.target_model.model import Target
 
 

@@ -26,7 +26,7 @@ from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.drop_in import stream_generate
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.engine.memory.budget import MemoryBudget
+from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.errors import BadInputError, UnsupportedModelError
 from redrafter_mlx.target_model.cache.kv_cache import TreeCache

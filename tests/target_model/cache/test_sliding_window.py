@@ -29,7 +29,7 @@ from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target_model.cache import plans
 from redrafter_mlx.target_model.cache.layer_cache import LayerCache
-from redrafter_mlx.target_model.cache.masks import windowed
+from redrafter_mlx.target_model.cache.slots import windowed
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.tree_check import check_trees
 

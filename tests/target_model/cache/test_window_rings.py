@@ -25,15 +25,15 @@ from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.untrained.ngram import Lookup
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.engine.memory.budget import MemoryBudget
+from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import pack_beam
 from redrafter_mlx.target_model.cache.kv_cache import TreeCache
 from redrafter_mlx.target_model.cache.layer_cache import LayerCache
-from redrafter_mlx.target_model.cache.masks import ring_mask
 from redrafter_mlx.target_model.cache.plans import RING_SLACK, ring_size
+from redrafter_mlx.target_model.cache.slots import ring_mask
 from redrafter_mlx.target_model.model import Target
 
 GREEDY = SamplingParams()

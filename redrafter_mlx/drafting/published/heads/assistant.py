@@ -32,7 +32,7 @@ from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target_model.adapter import with_node_positions
-from redrafter_mlx.target_model.cache.committed import Committed
+from redrafter_mlx.target_model.cache.slots import Committed
 from redrafter_mlx.target_model.compiled import CompiledGraphs
 from redrafter_mlx.target_model.fingerprint import nbytes_of
 from redrafter_mlx.target_model.model import Target

@@ -17,7 +17,7 @@ import mlx.nn as nn
 from mlx_lm.models.gemma4_text import DecoderLayer
 
 from redrafter_mlx.drafting.published.heads.assistant_config import SLIDING, AssistantConfig
-from redrafter_mlx.target_model.cache.committed import Committed
+from redrafter_mlx.target_model.cache.slots import Committed
 
 
 class Centroids(nn.Module):

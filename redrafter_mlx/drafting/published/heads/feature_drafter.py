@@ -30,8 +30,8 @@ from redrafter_mlx.target_model.cache.kv_cache import TreeCache
 from redrafter_mlx.target_model.cache.layer_cache import AttentionCache, LayerCache
 from redrafter_mlx.target_model.compiled import TreeCall
 from redrafter_mlx.target_model.fingerprint import nbytes_of
-from redrafter_mlx.target_model.linear import LinearView
 from redrafter_mlx.target_model.model import Target
+from redrafter_mlx.target_model.wrapped_layers import LinearView
 
 _F = TypeVar("_F", bound="FeatureDrafter")
 

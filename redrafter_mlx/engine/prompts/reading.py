@@ -1,89 +1,136 @@
-"""Prefixes of prompts: read once, kept for later prompts, and awaited while another reads them."""
+"""Reading prompts: in chunks short enough for running answers, and shared prefixes only once."""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from redrafter_mlx.decoding.cache.prefix_cache import PrefixCache, common_prefix
 from redrafter_mlx.decoding.cache.prefix_store import PrefixStore, StoredPrefix
 from redrafter_mlx.decoding.cache.sequence_cache import SequenceCache
-from redrafter_mlx.decoding.cache.text_store import TextStore
+from redrafter_mlx.decoding.step import PREFILL_CHUNK
 from redrafter_mlx.drafting.interface import Drafter
-from redrafter_mlx.drafting.untrained.continuation import HostDrafter, KeepsEarlier
-from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.request import Answer
-from redrafter_mlx.errors import DrafterError
-from redrafter_mlx.runtime.files.paths import free_disk
-from redrafter_mlx.target_model.fingerprint import values_hash
-from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.tuning.cost import setup_of
+from redrafter_mlx.errors import DrafterError, RedrafterError
+from redrafter_mlx.runtime.device import backend
 
 LOG = logging.getLogger("redrafter_mlx.engine")
 
 _MIN_LOADED = 256
 """Minimum number of tokens that a file must hold beyond what is in memory to be loaded."""
 
-_DISK_SHARE = 10
-"""One part in this many of a disk's free room is for the store, if its limit is not given."""
-
 _MIN_AWAITED = 64
 """Minimum number of tokens that are awaited of another prompt: fewer are read in one call."""
 
+PREFILL_SECONDS = 0.25
+"""Maximum time that running answers wait in a round while prompts are read."""
 
-def prefix_store(
-    options: EngineOptions, target: Target, drafter: Drafter | None
-) -> PrefixStore | None:
-    """Return the store on disk that the options ask for; raises BadInputError if it cannot be used.
+_PLANNED = 0.8
+"""Share of that time that a round plans to take if it goes on with a prompt: its context has grown
+since the chunk by whose speed it is planned, so that it will take longer."""
 
-    What it holds serves the same weights, on the same machine, with the same versions alone.
+MAX_TOKENS = 512
+"""Prompt tokens read in a round while nothing is being decoded, or more if they take no longer than
+running answers would wait; otherwise no round reads more."""
+
+_FIRST_TOKENS, MIN_TOKENS = 32, 8
+"""Number of prompt tokens read in a round until the prefill speed is measured, and the minimum
+afterwards, which is for very long contexts: fewer would take hardly less time."""
+
+MAX_INDEXED = 4096
+"""Maximum number of tokens of one prompt that are indexed in a round, in about 20 milliseconds. A
+round reads fewer, but a prefix that is in the cache may be longer."""
+
+
+class PromptReader:
+    """Reads prompts, round by round.
+
+    reading: the answers whose prompts are being read, oldest first
     """
-    folder = options.cache_dir
-    if folder is None:
-        return None
-    label, modules = ("", ()) if drafter is None else (drafter.label, drafter.modules)
-    setup = setup_of(target.model, target, label).key
-    return PrefixStore(
-        folder,
-        _disk_limit(options),
-        f"{setup} {values_hash(target.model, *modules)}",
-    )
+
+    def __init__(self) -> None:
+        self.reading: list[Answer] = []
+        self._speed = 0.0  # tokens per second, 0 until it was measured
+        self._oldest_next = False
+        self._began, self._tokens = 0.0, 0  # start of this round, and tokens of its chunks
+
+    def read(self, alone: bool) -> list[Answer]:
+        """Submit a chunk of each prompt, up to the round's limit of tokens; return those read."""
+        if not self.reading:
+            return []
+        self._began, self._tokens = time.perf_counter(), 0
+        room = self._room(alone)
+        read: list[Answer] = []
+        while self._tokens < room and (answer := self._next(read)) is not None:
+            size = min(room - self._tokens, answer.prefill.left)
+            if answer.stops:  # others wait for that part
+                size = min(size, min(answer.stops) - answer.prefill.position)
+            try:
+                if size:
+                    answer.prefill.read(size)
+            except RedrafterError as error:
+                answer.error = error
+            answer.show_prompt(MAX_INDEXED)  # while the device computes
+            self._tokens += size
+            read.append(answer)
+        if backend() == "cpu":  # MLX has waited for nearly all of it while it submitted
+            self._wait(_unfinished(read))
+        return read
+
+    def end_round(self, read: Sequence[Answer], read_at: float = 0.0) -> list[Answer]:
+        """Report the progress of a round; return the answers whose prompts are done.
+
+        read_at: when the results of a step were last read, see `Pipeline.read_at`. A GPU computes
+          this round's chunks after that step, so no time before it is theirs
+        """
+        if not read:
+            return []
+        self._began = max(self._began, read_at)
+        unfinished = _unfinished(read)
+        if backend() != "cpu":
+            self._wait(unfinished)
+        ended = [answer for answer in read if answer.error is None and answer.prompt_is_read]
+        for answer in [*unfinished, *ended]:
+            answer.note_prefill(answer.prefill.position)
+        self.reading = [answer for answer in self.reading if answer not in ended]
+        return ended
+
+    def _wait(self, unfinished: Sequence[Answer]) -> None:
+        """Wait for the chunks of prompts that have more of them, and measure their speed."""
+        for answer in unfinished:
+            answer.prefill.wait()
+        if unfinished and self._tokens >= MIN_TOKENS:
+            self._speed = self._tokens / (time.perf_counter() - self._began)
+
+    def _room(self, alone: bool) -> int:
+        """Return how many prompt tokens a round reads: running answers wait for them."""
+        if not (alone or self._speed):
+            return _FIRST_TOKENS
+        goes_on = any(answer.prefill.begun for answer in self.reading)
+        tokens = int(self._speed * PREFILL_SECONDS * (_PLANNED if goes_on else 1.0))
+        if alone:
+            return max(MAX_TOKENS, min(tokens, PREFILL_CHUNK))
+        return max(MIN_TOKENS, min(tokens, MAX_TOKENS))
+
+    def _next(self, read: Sequence[Answer]) -> Answer | None:
+        """Return the next prompt to read, among those not in `read`: shortest and oldest in turn.
+
+        So a short prompt waits for one chunk of a long one, and a long one does not wait forever.
+        """
+        left = [answer for answer in self.reading if answer not in read]
+        if not left:
+            return None
+        shortest = min(left, key=lambda answer: answer.prefill.left)
+        chosen = left[0] if self._oldest_next else shortest
+        self._oldest_next = chosen is not left[0]
+        return chosen
 
 
-class EarlierOnDisk:
-    """Keeps the earlier texts of a model's drafters on disk, if the options ask for it."""
-
-    def __init__(
-        self, options: EngineOptions, target: Target, host_drafters: Sequence[HostDrafter]
-    ) -> None:
-        """Load what there is; raises BadInputError if the folder cannot be used."""
-        self._stores: list[tuple[KeepsEarlier, TextStore]] = []
-        folder = options.cache_dir
-        for one in host_drafters:
-            if folder is not None and (keeper := one.earlier) is not None:
-                setup = f"{one.name} texts {values_hash(target.model)}"
-                store = TextStore(folder, _disk_limit(options), setup, target.vocab_size)
-                if (kept := store.load()) is not None:
-                    keeper.restore(kept)
-                self._stores.append((keeper, store))
-
-    def save(self) -> None:
-        """Write the texts, in another thread; only the engine's thread may call it."""
-        for keeper, store in self._stores:
-            if (kept := keeper.state()).texts:
-                store.save(kept)
-
-    def close(self) -> None:
-        """Wait until all is written."""
-        for _, store in self._stores:
-            store.close()
-
-
-def _disk_limit(options: EngineOptions) -> int:
-    assert options.cache_dir is not None
-    given = options.cache_bytes
-    return free_disk(options.cache_dir) // _DISK_SHARE if given is None else given
+def _unfinished(read: Sequence[Answer]) -> list[Answer]:
+    """Return the prompts that have more chunks, and no error."""
+    return [one for one in read if one.prefill.left and one.error is None]
 
 
 class Prefixes:
