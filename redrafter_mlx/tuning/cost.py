@@ -11,7 +11,7 @@ import hashlib
 import json
 import statistics
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib import metadata
@@ -141,29 +141,24 @@ class CostModel:
         """Return the seconds of drafting and packing `width` beams of `length` tokens for each row.
 
         A number of beams that was not measured costs as much as the next larger one; lengths are
-        interpolated linearly, from 0 at length 1 on, and extrapolated from the last two.
+        interpolated linearly, from 0 at length 1 on, and cost in proportion after the last one.
         """
         if length == 1 or not self.draft:
             return 0.0  # without a drafter, continuations are found on the host
-        beams, measured = width * batch, [*self._drafting]
-        w = measured[min(bisect_left(measured, beams), len(measured) - 1)]
-        points = self._drafting[w]
-        upper = min(bisect_left(points, (length,)), len(points) - 1)
-        (x0, y0), (x1, y1) = points[upper - 1], points[upper]
-        seconds = max(y0 + (y1 - y0) * (length - x0) / (x1 - x0), 0.0)
-        return seconds * max(1.0, beams / w)
+        beams = width * batch
+        w = min([w for w in self._drafting if w >= beams], default=max(self._drafting))
+        lengths, seconds = zip(*self._drafting[w], strict=True)
+        more = max(1.0, (length - 1) / (lengths[-1] - 1))
+        return float(np.interp(length, lengths, seconds)) * more * max(1.0, beams / w)
 
     def step(self, shape: BeamShape, context: float, batch: int = 1) -> float:
         """Return the seconds of a whole step; length 1 is plain decoding."""
         called = self.verify(shape.nodes, context, batch)
         return called + self.drafting(shape.width, shape.length, batch)
 
-    def steps(self, shapes: tuple[BeamShape, ...], context: int, batch: int) -> Array:
-        """Return [S], the seconds of steps of some shapes; the same array for the same ones."""
-        key = shapes, context, batch
-        if key not in self._steps:
-            self._steps[key] = np.array([self.step(s, context, batch) for s in shapes])
-        return self._steps[key]
+    def steps(self, shapes: Iterable[BeamShape], context: int, batch: int) -> Array:
+        """Return [S], the seconds of steps of some shapes."""
+        return np.array([self.step(shape, context, batch) for shape in shapes])
 
     def cliffs(self) -> dict[int, float]:
         """Return row counts of a tree after which one more costs over twice the usual, or noise.
@@ -188,10 +183,6 @@ class CostModel:
         for beams, length, seconds in sorted(self.draft):
             lines.setdefault(beams, [(1, 0.0)]).append((length, seconds))
         return lines
-
-    @cached_property
-    def _steps(self) -> dict[tuple[tuple[BeamShape, ...], int, int], Array]:
-        return {}
 
     @classmethod
     def from_record(cls, setup: Setup, record: Mapping[str, Any]) -> CostModel:
@@ -236,23 +227,23 @@ def candidates(
     """
     widest = min(widest, WIDEST, max((w for w, *_ in costs.draft), default=0))
     longest = min(longest, max((n for _, n, _ in costs.draft), default=0))
-    cuts = sorted({*FEW_ROWS[4:], *costs.cliffs()})
-    found = set()
-    for width in range(1, widest + 1):
-        for length in (n for n in LENGTHS if n <= longest):
-            full = width * (length - 1) + 1
-            for nodes in (full, *(n for n in cuts if max(length, full // 3) <= n < full)):
-                if width < nodes <= costs.max_nodes:
-                    found.add(BeamShape(width, length, nodes))
-    shapes = sorted(found, key=lambda s: (s.nodes, s.length, s.width))
+    cuts = {*FEW_ROWS[4:], *costs.cliffs()}
+    shapes = [
+        BeamShape(width, length, nodes)
+        for length in LENGTHS
+        for width in range(1, widest + 1)
+        for full in [width * (length - 1) + 1]
+        for nodes in {full, *[n for n in cuts if max(length, full // 3) <= n < full]}
+        if length <= longest and width < nodes <= costs.max_nodes
+    ]
+    shapes.sort(key=lambda s: (s.nodes, s.length, s.width))
     cases = [(c, b) for c in (costs.short_context, costs.long_context) for b in batches]
     # In every column more is better: sizes, and costs with the sign reversed.
     sizes = np.array(
         [(s.width, s.length, s.nodes, *(-costs.step(s, c, b) for c, b in cases)) for s in shapes]
     ).reshape(-1, 3 + len(cases))
-    no_worse = np.all(sizes[:, None] >= sizes[None], axis=2)  # [other, shape]
-    np.fill_diagonal(no_worse, False)
-    return tuple(s for s, beaten in zip(shapes, no_worse.any(axis=0), strict=True) if not beaten)
+    no_worse = np.all(sizes[:, None] >= sizes, axis=2).sum(axis=0)  # each itself included
+    return tuple([s for s, count in zip(shapes, no_worse, strict=True) if count == 1])
 
 
 def _at(curve: Sequence[tuple[int, float]], rows: int) -> float:

@@ -157,17 +157,15 @@ class Tuner:
         Without `by_clock` the choice uses what is assumed for this kind of machine, and neither
         measured times nor acceptance statistics: the same shape in every run.
         """
-        if not self.widest:
-            return BeamShape(width or 1, length or LENGTHS[-1], max_nodes)  # of copies alone
+        if not self.widest or length == 1:  # of copies alone, or plain
+            return BeamShape(width or 1, length or LENGTHS[-1], max_nodes)
         widths = (width,) if width else range(1, self.widest + 1)
         lengths = (length,) if length else [n for n in LENGTHS if n <= self._longest]
         shapes = [BeamShape(w, n, max_nodes) for w in widths for n in lengths]
-        costs, acceptance = self._assumed, AcceptanceStatistics(shapes)
-        if by_clock:
-            costs = self.costs
-            acceptance = self._record.acceptance.get(method, acceptance).continued(shapes)
-        seconds = np.array([costs.step(s, context) for s in acceptance.shapes])
-        return shapes[int(np.argmax(acceptance.tokens() / seconds))] if len(seconds) else shapes[0]
+        known = self._record.acceptance.get(method) if by_clock else None
+        known = known.continued(shapes) if known else AcceptanceStatistics(shapes)
+        costs = self.costs if by_clock else self._assumed
+        return shapes[int(np.argmax(known.tokens() / costs.steps(shapes, context, 1)))]
 
     def policy(self, method: AcceptMethod) -> TunedPolicy:
         """Return the policy of a new batch, with what earlier ones learned by this method.
