@@ -224,7 +224,7 @@ class StepCosts:
             self._context, self._batch = context, batch
             self.times = self._corrections.of(batch)
             self._predicted = self._costs.steps(self._shapes, context, batch)
-            self._after_reading: dict[tuple[int, int], float] = {}
+            self._after_reading: dict[int, float] = {}  # by nodes
         if changed or self.times.factors is not self._factors:
             known = self._factors = self.times.factors
             # Costs of one sequence that were measured are certain; those of batches are less so.
@@ -252,19 +252,19 @@ class StepCosts:
         """Whether it is known what a step with so many nodes takes that is built after reading."""
         return not self.assumed or waited(nodes) in self.times.factors
 
-    def after_reading(self, nodes: int, width: int) -> float:
+    def after_reading(self, nodes: int) -> float:
         """Return the predicted seconds of a step that is built after reading and drafts nothing."""
-        found = self._after_reading.get((nodes, width))
+        found = self._after_reading.get(nodes)
         if found is None:
             found = self._costs.verify(nodes, self._context, self._batch)
             found += _HOST_BUILDS * float(self._predicted[0])
-            self._after_reading[nodes, width] = found
+            self._after_reading[nodes] = found
         return found
 
-    def revised(self, nodes: int, width: int) -> float:
+    def revised(self, nodes: int) -> float:
         """Return the most seconds of such a step, corrected."""
         doubt = 1 + _DOUBT if self.assumed else 1.0
-        return self.after_reading(nodes, width) * self.times.factors.get(waited(nodes), doubt)
+        return self.after_reading(nodes) * self.times.factors.get(waited(nodes), doubt)
 
     def drafting(self, shape: BeamShape) -> float:
         """Return the predicted seconds of a step's drafting."""
@@ -272,8 +272,8 @@ class StepCosts:
 
     def without_drafting(self, shape: BeamShape) -> float:
         """Return the corrected seconds of a step whose drafts exist already."""
-        seconds = self._step(shape) - self.drafting(shape)
-        return seconds * self.times.correction(shape.nodes)
+        called = self._costs.verify(shape.nodes, self._context, self._batch)
+        return called * self.times.correction(shape.nodes)
 
     def _step(self, shape: BeamShape) -> float:
         """Return the predicted seconds of a step."""

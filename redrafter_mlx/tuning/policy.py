@@ -112,9 +112,9 @@ class TunedPolicy:
         chosen = best_revision(trees, self._pace, self._costs, largest)
         if chosen is None:
             return [None] * len(sequences)
-        count, join, nodes, width = chosen
+        count, join, nodes = chosen
         proposals = [tree.proposal(count, join=join) for tree in trees]
-        seconds = self._costs.after_reading(nodes, width) + self._costs.drafting(largest)
+        seconds = self._costs.after_reading(nodes) + self._costs.drafting(largest)
         continued = {o: p.continuations[0] for o, p in zip(sequences, proposals, strict=True) if p}
         self._verified.append(_Verified(continued, nodes, seconds))
         # After one that is accepted in full, the match is longer and the next step has another one.

@@ -28,16 +28,16 @@ class Tree(NamedTuple):
     holds: Sequence[float] = ()
     branches: Sequence[float] = ()
 
-    def revised(self, count: int, *, join: bool) -> tuple[int, int, float]:
-        """Return nodes, width and expected tokens with up to `count` drafts of its continuation."""
+    def revised(self, count: int, *, join: bool) -> tuple[int, float]:
+        """Return nodes and expected tokens with up to `count` drafts of its continuation."""
         holds = self.holds[:count]
         if not holds:
-            return self.shape.nodes, self.shape.width, self.tokens
+            return self.shape.nodes, self.tokens
         if not (join and self.branches):
-            return len(holds) + 1, 1, 1 + sum(holds)
+            return len(holds) + 1, 1 + sum(holds)
         both = zip_longest(holds, self.branches, fillvalue=0.0)
         expected = 1 + sum([hold + (1 - hold) * branch for hold, branch in both])
-        return self.shape.nodes + len(holds), self.shape.width + 1, expected
+        return self.shape.nodes + len(holds), expected
 
     def proposal(self, count: int, *, join: bool) -> Proposal | None:
         """Return the same as a proposal; None without a continuation."""
@@ -46,21 +46,20 @@ class Tree(NamedTuple):
             return None
         shape = BeamShape(1, count + 1)
         if join:
-            nodes, width, _ = self.revised(count, join=True)
-            shape = BeamShape(width, max(self.shape.length, count + 1), nodes)
+            length = max(self.shape.length, count + 1)
+            shape = BeamShape(self.shape.width + 1, length, self.shape.nodes + count)
         return Proposal(shape, [self.found.first(count)], join)
 
 
 class Revision(NamedTuple):
     """How many drafts of each continuation are verified, and whether they join the trees.
 
-    nodes, width: of the largest tree
+    nodes: of the largest tree
     """
 
     drafts: int
     join: bool
     nodes: int
-    width: int
 
 
 def best_revision(
@@ -79,9 +78,9 @@ def best_revision(
     ways = (False, True) if [tree for tree in trees if tree.branches] else (False,)
     for count in (1, 3, 7, 15, 31)[: (longest + 1).bit_length() - 1]:
         for join in ways:
-            nodes, widths, tokens = zip(*[t.revised(count, join=join) for t in trees], strict=True)
+            nodes, tokens = zip(*[t.revised(count, join=join) for t in trees], strict=True)
             if max(nodes) <= costs.max_nodes:
-                gain = sum(tokens) / len(trees) - pace * costs.revised(max(nodes), max(widths))
+                gain = sum(tokens) / len(trees) - pace * costs.revised(max(nodes))
                 if gain > best:
-                    best, chosen = gain, Revision(count, join, max(nodes), max(widths))
+                    best, chosen = gain, Revision(count, join, max(nodes))
     return chosen
