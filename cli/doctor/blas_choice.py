@@ -18,6 +18,7 @@ from dataclasses import asdict
 from redrafter_mlx.cli.options import ModelOptions
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cpu.blas import libraries_here, prefer_library, preferred_library
+from redrafter_mlx.errors import BusyError
 from redrafter_mlx.runtime.processes.launched import launched_rank
 from redrafter_mlx.weights.fetching.resolve import resolve
 from redrafter_mlx.weights.text.chat_template import require_chat_template
@@ -26,6 +27,9 @@ _CHOSEN = "REDRAFTER_BLAS"
 
 ARGUMENTS = ("-m", "redrafter_mlx.cli.tune.command")
 """Arguments of the Python process that measures."""
+
+BUSY = 75
+"""Exit status of such a process where times of the same call differ too much to be kept."""
 
 _CLOSE = 0.75
 """Share of the fastest rate from which a library is measured again: in a busy minute the fastest
@@ -68,6 +72,9 @@ def compare_libraries(
         except subprocess.TimeoutExpired:
             note(f"{library}: given up after {longest:.0f} seconds")
             continue
+        except BusyError as error:
+            note(f"{library}: {error}; no BLAS is chosen")
+            return None
         if rate is not None:
             rates[library] = max(rate, rates.get(library, 0.0))
             note(f"{library}: {rate:.1f} tok/s promised")
@@ -103,7 +110,9 @@ def restart_with(library: str) -> None:
 def rate_with(library: str, loading: ModelOptions, longest: float) -> float | None:
     """Return the predicted tokens per second of a process with this library; None if it fails.
 
-    Raises subprocess.TimeoutExpired if it takes more than `longest` seconds.
+    Raises:
+      subprocess.TimeoutExpired: it takes more than `longest` seconds
+      BusyError: its times differ too much
     """
     with subprocess.Popen(
         [sys.executable, *ARGUMENTS],
@@ -122,4 +131,6 @@ def rate_with(library: str, loading: ModelOptions, longest: float) -> float | No
             rate = child.stdout.read()
         finally:
             child.kill()
+    if child.returncode == BUSY:
+        raise BusyError("the machine is too busy to be measured")
     return float(rate) if rate else None

@@ -16,7 +16,7 @@ from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.cpu.blas import BLAS
 from redrafter_mlx.drafting.names import NONE
-from redrafter_mlx.errors import BadInputError, RedrafterError
+from redrafter_mlx.errors import BadInputError, BusyError, RedrafterError
 from redrafter_mlx.runtime.busy_machine import BusyMachine
 from redrafter_mlx.weights import Progress
 
@@ -181,6 +181,7 @@ def _main() -> None:
     It reads the options from a line of standard input, which stays open as long as the result is
     wanted, and prints tokens per second. Nothing of it is kept.
     """
+    from redrafter_mlx.cli.doctor.blas_choice import BUSY
     from redrafter_mlx.cli.tune.advice import TRAINED, expected_speed
 
     loading = opt.ModelOptions(**json.loads(sys.stdin.readline()))
@@ -192,6 +193,8 @@ def _main() -> None:
             raise BadInputError(_NO_SHAPES)
         costs = loaded.thread.run(tuning.sampled_costs)
         print(expected_speed(TRAINED, costs, costs.short_context).tokens_per_second, flush=True)
+    except BusyError:
+        sys.exit(BUSY)
     except RedrafterError:
         sys.exit(1)  # the process that compares gets the same error, and shows it
 

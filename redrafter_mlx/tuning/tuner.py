@@ -120,12 +120,7 @@ class Tuner:
         self._target.lock.check()  # before it waits for another measurement
         with self.measuring:  # and without the lock: answers may begin meanwhile
             costs = self._profiler.measure(self.setup, done)
-            if costs.spread > MAX_SPREAD:
-                raise BusyError(
-                    f"the machine is too busy to be measured: times of the same call differ by "
-                    f"{costs.spread:.0%}; nothing is kept",
-                    remedy="measure again when it is quiet",
-                )
+            _check_spread(costs)
             with self._lock:
                 self._record.costs, self._record.corrections = costs, Corrections()
                 self._use_costs()
@@ -137,10 +132,15 @@ class Tuner:
                 self.kept = self._save(measured=True)
 
     def sampled_costs(self) -> CostModel:
-        """Time a few calls and return what they cost; nothing is used or saved."""
+        """Time a few calls and return what they cost; nothing is used or saved.
+
+        Raises BusyError as `measure`.
+        """
         self._target.lock.check()
         with self.measuring:
-            return self._profiler.sample(self.setup)
+            costs = self._profiler.sample(self.setup)
+        _check_spread(costs)
+        return costs
 
     def best_shape(
         self,
@@ -208,4 +208,13 @@ class Tuner:
     def _save(self, *, measured: bool = False) -> bool:
         return self.stores and save_record(
             self.setup, self._record, self._values, measured=measured
+        )
+
+
+def _check_spread(costs: CostModel) -> None:
+    if costs.spread > MAX_SPREAD:
+        raise BusyError(
+            f"the machine is too busy to be measured: times of the same call differ by "
+            f"{costs.spread:.0%}; nothing is kept",
+            remedy="measure again when it is quiet",
         )

@@ -15,6 +15,7 @@ from redrafter_mlx.cli.doctor import command as doctor
 from redrafter_mlx.cli.doctor.blas_choice import compare_libraries
 from redrafter_mlx.cli.options import ModelOptions
 from redrafter_mlx.cpu.blas import libraries_here, prefer_library, preferred_library
+from redrafter_mlx.errors import BusyError
 from redrafter_mlx.runtime.device import backend
 
 pytestmark = pytest.mark.skipif(
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 RATES = {"slow.so": [20.0], "fast.so": [30.0, 30.0], "close.so": [29.0, 31.0], "broken.so": [None]}
 """Rates in the first measurement, and in the others if they differ."""
 
-NEVER = "endless.so"
+NEVER, BUSY = "endless.so", "busy.so"
 """A library whose measurement does not end."""
 
 
@@ -46,6 +47,8 @@ def compared(*libraries: str, again: bool = False) -> tuple[str | None, list[str
         measured.append(library)
         if library == NEVER:
             raise subprocess.TimeoutExpired("tune", longest)
+        if library == BUSY:
+            raise BusyError("busy")
         rates = RATES[library]
         return rates[min(measured.count(library), len(rates)) - 1]
 
@@ -90,6 +93,21 @@ def test_a_library_whose_measurement_does_not_end_is_given_up() -> None:
         [NEVER, "slow.so", NEVER, "fast.so"],
     )
     assert compared(NEVER, NEVER, again=True)[0] is None
+
+
+def test_a_machine_that_is_too_busy_to_be_measured_chooses_nothing() -> None:
+    """A library that was measured in a quiet moment is not the fastest for that."""
+    assert compared("slow.so", BUSY, "fast.so") == (None, ["slow.so", BUSY])
+    assert preferred_library() is None
+
+
+def test_a_process_tells_that_the_machine_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its exit status: its other failures are of the library."""
+    monkeypatch.setattr(blas_choice, "ARGUMENTS", ["-c", f"exit({blas_choice.BUSY})"])
+    with pytest.raises(BusyError):
+        blas_choice.rate_with("a.so", ModelOptions(), 20)
+    monkeypatch.setattr(blas_choice, "ARGUMENTS", ["-c", "exit(1)"])
+    assert blas_choice.rate_with("a.so", ModelOptions(), 20) is None
 
 
 def test_a_measurement_is_ended_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.errors import BusyError
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.tuning import profile, tuner
 from redrafter_mlx.tuning.cost import CostModel, Setup
@@ -309,3 +311,14 @@ def test_sampling_a_library_uses_and_keeps_nothing(
     assert len(calls) == 6 * (1 + 2 * 9), "one that compiles, and nine rounds"
     assert tuner.costs is before
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_sample_of_a_busy_machine_is_none(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every other call takes twice as long: a library of products would be chosen by chance."""
+    monkeypatch.setattr(profile, "time", SimpleNamespace(perf_counter=lambda: 0.0))
+    turns = itertools.cycle([1.0, 1.0, 2.0, 2.0])
+    time_calls_by(monkeypatch, lambda *_: next(turns))
+    with pytest.raises(BusyError, match="too busy"):
+        tuner_of(model).sampled_costs()
