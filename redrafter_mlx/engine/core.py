@@ -117,19 +117,14 @@ class EngineCore:
     def _prepare(self) -> bool:
         """Do a part of the work for idle times; False if none is left, or others need the thread.
 
-        It begins again after the next answer. Where it fails, the log says so, and it ends.
+        It begins again after the next answer.
         """
         idle = self.scheduler.idle and self.submitted.empty() and self._thread.alone
         if self._closed or not idle or self._part is None:
             return False
-        try:
-            share = self._part()
-        except Exception as error:
-            LOG.warning("drafting is not prepared: %s: %s", type(error).__name__, error)
-            share = 1.0
-        if share >= 1:
+        if done := is_done(self._part):
             self._part = None
-        return share < 1
+        return not done
 
     def fail(self, why: str, cause: BaseException | None = None) -> None:
         """End all answers with an error, and replace the scheduler."""
@@ -137,3 +132,12 @@ class EngineCore:
         error.__cause__ = cause
         failed, self.scheduler = self.scheduler, self._make_scheduler()
         failed.fail(error)
+
+
+def is_done(part: Callable[[], float]) -> bool:
+    """Do a part of the work for idle times; whether none is left. If it fails, the log says so."""
+    try:
+        return part() >= 1
+    except Exception as error:
+        LOG.warning("drafting is not prepared: %s: %s", type(error).__name__, error)
+        return True

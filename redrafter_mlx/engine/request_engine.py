@@ -20,7 +20,7 @@ from redrafter_mlx.drafting.checked import bound
 from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.drafting.untrained.continuation import HostDrafter
 from redrafter_mlx.engine.choices import Choices
-from redrafter_mlx.engine.core import EngineCore, EngineStatus
+from redrafter_mlx.engine.core import EngineCore, EngineStatus, is_done
 from redrafter_mlx.engine.exactness import check_once
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
@@ -198,14 +198,15 @@ class RequestEngine:
         """Time a few steps, once for a model and drafter on a machine; at once if that was done.
 
         It is what an engine does by itself while it has no answers. A process that is about to end
-        calls it, so that the next one need not find out beside an answer whether drafts pay.
+        calls it, so that the next one need not find out beside an answer whether drafts pay. What
+        fails is logged.
         """
         tuning, interrupted = self.tuning, threading.Event()
-        if tuning is None or self.mirror is not None:
+        if tuning is None or not tuning.stores or self.mirror is not None:
             return
 
         def time_all() -> None:
-            while not interrupted.is_set() and tuning.time_steps() < 1:
+            while not interrupted.is_set() and not is_done(tuning.time_steps):
                 pass
 
         self.thread.run(time_all, interrupted)

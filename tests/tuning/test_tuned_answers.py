@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import mlx.nn as nn
 import pytest
@@ -118,6 +119,22 @@ def test_a_process_of_one_answer_leaves_step_times_to_the_next_one(
         assert later.knows_steps
         assert later.costs.assumed
     assert len(timed) == 2, "plain steps, and drafted ones"
+
+
+def test_an_answer_that_is_out_does_not_fail_for_what_is_timed_after_it(
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
+    monkeypatch.setattr("redrafter_mlx.tuning.tuner.saved_record", saved_record)
+
+    def fail(*_: object) -> NoReturn:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(tuner, "step_times", fail)
+    monkeypatch.setattr(options, "load_model", lambda *_, **__: drafted(model))
+    assert main.run(["generate", "--raw", "-p", "Hel", "--max-tokens", "4"]) == 0
+    assert "out of luck" in caplog.text
 
 
 def test_batches_of_one_method_that_run_at_once_learn_together(
