@@ -22,7 +22,11 @@ class FoundError(RedrafterError):
 
 @pytest.fixture(autouse=True)
 def found(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """Return the models that commands would have loaded."""
+    """Return the models that commands would have loaded.
+
+    The environment names a BLAS, or `tune` would look for the model first to compare several.
+    """
+    monkeypatch.setenv("REDRAFTER_BLAS", "the one in use")
     models: list[str | None] = []
 
     def load(asked: options.ModelOptions, *_: object, **__: object) -> None:
