@@ -109,8 +109,10 @@ def test_a_command_says_before_loading_what_to_do_with_a_model_that_cannot_chat(
 
 @pytest.mark.parametrize("words", [*ASKING, ["quality"]], ids=lambda words: words[0])
 def test_questions_are_plain_text_by_raw(
-    words: list[str], folder: Path, tmp_path: Path, cli: CommandLine
-) -> None:
+    words: list[str], folder: Path, tmp_path: Path, cli: CommandLine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("REDRAFTER_BLAS", "the one in use")  # `tune` would restart with a faster one
     few = {"bench": ["--limit", "1", "--warmup", "0"], "verify": ["--limit", "1"]}
     more = [*few.get(words[0], []), *([] if words == ["tune"] else ["--max-tokens", "8"])]
     if words == ["quality"]:
