@@ -13,7 +13,7 @@ import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.flag import Flag
-from redrafter_mlx.cli.progress import PrefillLine
+from redrafter_mlx.cli.progress import PrefillLine, progress_bars
 from redrafter_mlx.cli.terminal import (
     CONTEXT_IS_FULL,
     Terminal,
@@ -70,6 +70,9 @@ def command(
     loaded = opt.load_model(  # only one answer will come
         loading, warm_up=False, chat_or=None if raw else "give --raw to continue plain text"
     )
+    if loaded.untried:
+        with progress_bars("trying the drafter, once for it and this machine"):
+            loaded.try_drafter()
     terminal = Terminal.standard()
     if loaded.drafter_note:
         terminal.note(loaded.drafter_note)
@@ -78,7 +81,6 @@ def command(
         print(json.dumps(asdict(answer)), flush=True)  # ASCII, so that it is safe to show
     else:
         print_answer(loaded, asked, raw, generation, terminal)
-    loaded.time_steps()  # for the next process: this one has no idle times
 
 
 def read_prompt(prompt: str, system: str | None, raw: bool) -> Prompt:
@@ -133,5 +135,5 @@ def print_answer(
     memory = f"peak {last.peak_memory:.2f} GB"
     rates = (last.generation_tokens, last.generation_tps, last.tokens_per_step)
     steps = (last.usual_shape, last.usual_nodes, last.tokens_per_step)
-    shape = shape_note(*steps, shares_line(sources), assumed=model.costs_assumed)
+    shape = shape_note(*steps, shares_line(sources))
     terminal.note(statistics_line(*rates, shape, loss_note(options), note, read, memory))

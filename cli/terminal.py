@@ -80,21 +80,16 @@ def shape_note(
     nodes: float | None,
     tokens_per_step: float,
     shares: str | None = None,
-    *,
-    assumed: bool = False,
 ) -> str | None:
     """Describe shapes that were chosen step by step, for the statistics line.
 
-    nodes:   the number verified per step, not the number that the shape has room for
-    shares:  of drafted tokens, which a few steps among plain ones may hold, see `shares_line`
-    assumed: whether it is not measured yet what drafts cost on this machine
+    nodes:  the number verified per step, not the number that the shape has room for
+    shares: of drafted tokens, which a few steps among plain ones may hold, see `shares_line`
     """
     if usual is None or nodes is None:
         return None
     if usual == PLAIN and tokens_per_step > 1:
         return f"tokens from {shares}, most steps plain" if shares else "most steps plain"
-    if usual == PLAIN and assumed:
-        return "plain until the cost of drafts is known; `redrafter-mlx tune MODEL` measures it"
     if usual == PLAIN:
         return "decoding plainly: drafting does not pay here"
     return f"mostly W {usual.width}, L {usual.length}, N {nodes:.3g}"

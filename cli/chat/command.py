@@ -252,7 +252,7 @@ def finish_answer(
         rates = (last.generation_tokens, last.generation_tps, last.tokens_per_step)
         steps = (last.usual_shape, last.usual_nodes, last.tokens_per_step)
         shares, shown = shares_line(sources), chat.show_drafts
-        shape = shape_note(*steps, None if shown else shares, assumed=chat.model.costs_assumed)
+        shape = shape_note(*steps, None if shown else shares)
         kept = None if chat.keeper is None else f"{count(chat.keeper.kept, 'answer')} kept"
         notes = (shares if shown else None, shape, loss_note(chat.options), kept, note)
         chat.terminal.note(statistics_line(*rates, *notes))

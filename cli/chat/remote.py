@@ -62,7 +62,6 @@ class RemoteModel:
     source: RemoteSource
     drafting: str | None
     drafter_note: str | None = None
-    costs_assumed = False
 
 
 def connect(url: str, name: str | None, api_key: str | None) -> tuple[RemoteModel, Server]:

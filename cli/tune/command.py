@@ -73,7 +73,7 @@ def command(
     fastest = compare_libraries(loading, again, Terminal.standard().note, chat_or)
     if fastest is not None and fastest != BLAS.library:
         restart_with(fastest)
-    loaded, machine = opt.load_model(loading, chat_or=chat_or), BusyMachine.here()
+    loaded, machine = opt.load_model(loading, warm_up=False, chat_or=chat_or), BusyMachine.here()
     with progress_bars("measuring this machine", "{}%".format) as progress, machine.watched():
         tuning, expected = measure(loaded, again, progress, raw)
     for note in machine.notes():
@@ -187,7 +187,9 @@ def _main() -> None:
     loading = opt.ModelOptions(**json.loads(sys.stdin.readline()))
     threading.Thread(target=_end_with_input, daemon=True).start()
     try:
-        loaded = opt.load_model(loading)  # which has a chat template, or --raw was given
+        loaded = opt.load_model(
+            loading, warm_up=False
+        )  # which has a chat template, or --raw was given
         tuning = loaded.tuning
         if tuning is None:
             raise BadInputError(_NO_SHAPES)

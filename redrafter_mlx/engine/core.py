@@ -122,7 +122,12 @@ class EngineCore:
         idle = self.scheduler.idle and self.submitted.empty() and self._thread.alone
         if self._closed or not idle or self._part is None:
             return False
-        if done := is_done(self._part):
+        try:
+            done = self._part() >= 1
+        except Exception as error:
+            LOG.warning("drafting is not prepared: %s: %s", type(error).__name__, error)
+            done = True
+        if done:
             self._part = None
         return not done
 
@@ -132,12 +137,3 @@ class EngineCore:
         error.__cause__ = cause
         failed, self.scheduler = self.scheduler, self._make_scheduler()
         failed.fail(error)
-
-
-def is_done(part: Callable[[], float]) -> bool:
-    """Do a part of the work for idle times; whether none is left. If it fails, the log says so."""
-    try:
-        return part() >= 1
-    except Exception as error:
-        LOG.warning("drafting is not prepared: %s: %s", type(error).__name__, error)
-        return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 
 from redrafter_mlx.config import PLAIN, GenerationOptions
@@ -13,6 +15,9 @@ from redrafter_mlx.engine.session import Session
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.response import Completion, Response
 
+_QUESTION, _SECONDS = "How do rainbows form?", 10.0
+"""The question with whose answer a drafter is tried, and how long that may take."""
+
 
 class Redrafter(RequestEngine):
     """A target, its tokenizer and its drafter. Made by `load` or from an mlx-lm pair.
@@ -21,17 +26,51 @@ class Redrafter(RequestEngine):
     run at the same time are decoded in batches.
     """
 
+    @property
+    def untried(self) -> bool:
+        """Whether the next text begins with a trial of the drafter, see `try_drafter`."""
+        return self.tuning is not None and bool(self.tuning.trial)
+
     def warm_up(self) -> None:
         """Run every kernel once: those of a drafted step, and those of a plain one.
 
-        Answers begin with either, and mix them.
+        Answers begin with either, and mix them. The first time, see `try_drafter`.
         """
+        if self.try_drafter():
+            return
         shape, plain = self.beam_shape, 4
         if shape != PLAIN:
             W, L = shape.width, shape.length
             self.generate([0], max_tokens=2, beam_width=W, beam_length=L, cache_prompt=False)
             plain = 2
         self.generate([0], max_tokens=plain, draft=False, cache_prompt=False)
+
+    def try_drafter(self) -> bool:
+        """Answer a question for a few steps, plain and drafted ones, if this was never done.
+
+        What they take and what is accepted is kept for a model, a drafter and a machine, so that
+        the first answer drafts as later ones do. Returns whether it was done now.
+        """
+        if self.tuning is None or not self.tuning.trial:
+            return False
+        end = time.perf_counter() + _SECONDS
+        steps, prompt = len(self.tuning.trial), [0]
+        with contextlib.suppress(BadInputError):  # where its template or its context refuses it
+            prompt = self.encode(_QUESTION, raw=not self.tokenizer.has_chat_template)
+        tokens = self.stream(prompt, max_tokens=8 * steps, cache_prompt=False)
+        with contextlib.closing(tokens):
+            for token in tokens:
+                if token.steps >= steps or time.perf_counter() > end:
+                    break
+        return True
+
+    def measure(self, done: Callable[[float], None] | None = None) -> None:
+        """Measure what the choice of shapes needs, where answers are computed; see `Tuner`.
+
+        Answers wait meanwhile. Interrupting it ends it at the next measurement.
+        """
+        super().measure(done)
+        self.try_drafter()
 
     def stream(
         self,

@@ -20,7 +20,7 @@ from redrafter_mlx.drafting.checked import bound
 from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.drafting.untrained.continuation import HostDrafter
 from redrafter_mlx.engine.choices import Choices
-from redrafter_mlx.engine.core import EngineCore, EngineStatus, is_done
+from redrafter_mlx.engine.core import EngineCore, EngineStatus
 from redrafter_mlx.engine.exactness import check_once
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
@@ -76,7 +76,7 @@ class RequestEngine:
         thread: computes for other engines, too; by default this one has a thread of its own
         keeper: keeps the answers, for a drafter to learn from
         prepare: does a part of what is to be done while no answer runs, in the engine's thread, and
-          returns the share that is done; by default, the tuning times a few steps then
+          returns the share that is done
 
         Raises UnsupportedModelError or MismatchError if model and drafter do not fit together,
         and ForkedProcessError after a fork.
@@ -132,11 +132,7 @@ class RequestEngine:
             keeper,
             earlier,
         )
-        idle: Callable[[], float] | None = None
-        if prepare is not None:
-            idle = partial(_locked, self.target.lock, prepare)
-        elif mirror is None and self.tuning and not self.tuning.knows_steps:
-            idle = self.tuning.time_steps
+        idle = prepare and partial(_locked, self.target.lock, prepare)
         self.core = EngineCore(scheduler, self.target.lock, self.thread, idle)
         weakref.finalize(self, self.core.close)
 
@@ -157,11 +153,6 @@ class RequestEngine:
     def beam_shape(self) -> BeamShape:
         """Best assumed shape for this kind of machine, equal in every run; PLAIN without drafts."""
         return self.choices.assumed_shape
-
-    @property
-    def costs_assumed(self) -> bool:
-        """Whether shapes are chosen by costs of which some are not measured on this machine."""
-        return self.tuning is not None and self.tuning.costs.assumed
 
     def check(self) -> None:
         """Check that tree verification is exact for this model, see `check_once`.
@@ -193,23 +184,6 @@ class RequestEngine:
                 done(share)
 
         self.thread.run(lambda: tuning.measure(report), interrupted)
-
-    def time_steps(self) -> None:
-        """Time a few steps, once for a model and drafter on a machine; at once if that was done.
-
-        It is what an engine does by itself while it has no answers. A process that is about to end
-        calls it, so that the next one need not find out beside an answer whether drafts pay. What
-        fails is logged.
-        """
-        tuning, interrupted = self.tuning, threading.Event()
-        if tuning is None or not tuning.stores or self.mirror is not None:
-            return
-
-        def time_all() -> None:
-            while not interrupted.is_set() and not is_done(tuning.time_steps):
-                pass
-
-        self.thread.run(time_all, interrupted)
 
     def fits(self, prompts: Sequence[Sequence[int]], options: GenerationOptions) -> bool:
         """Whether answers to all these prompts [tokens] fit in memory at once; none runs."""

@@ -39,10 +39,6 @@ _FIRST_CHANCE = 0.6
 """Assumed acceptance rate of an unknown drafter's first draft; such drafters are worth a try
 (test_drafting_begins_again_when_it_pays_again)."""
 
-_BEGUN = 1.5
-"""Steps of evidence about a shape with which it is chosen while costs are assumed
-(test_no_answer_with_a_fresh_cache_is_slower_than_plain_decoding_by_over_three_percent)."""
-
 _RESCUE = 0.35
 """Share of the misses that one more beam is assumed to catch, times the narrower beams' own
 acceptance rate: a drafter whose first guesses are worthless has no better second ones
@@ -155,16 +151,6 @@ class AcceptanceStatistics:
         width, length, _ = self._sizes[:, :, 0]
         steps: Array = self._counts[2, width - 1, length - 2]
         return steps
-
-    def suffices(self, *, assumed: bool) -> NDArray[np.bool_]:
-        """Return [S], whether each shape can be chosen by its evidence, if costs are `assumed`.
-
-        After a wrong draft, half of the evidence that all steps together would leave is required
-        (test_a_first_wrong_draft_does_not_begin_drafting).
-        """
-        min_steps = 1.0 if not assumed else 0.5 / (1 - _DECAY) if self._missed else _BEGUN
-        enough: NDArray[np.bool_] = self.steps() >= min_steps
-        return enough
 
     def accepted_by_depth(self, shape: BeamShape) -> list[float]:
         """Return the chance that a draft of each depth is accepted, for a shape that is not cut."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import abc, deque
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -58,10 +59,13 @@ class TunedPolicy:
         costs: CostModel,
         acceptance: AcceptanceStatistics | None = None,
         corrections: Corrections | None = None,
+        trial: Iterable[BeamShape] = (),
     ) -> None:
+        """`trial`: shapes of the first steps, which teach what the drafter costs and gains."""
         self.acceptance = acceptance or AcceptanceStatistics(candidates(costs))
         self.shapes = (PLAIN, *self.acceptance.shapes)
         self._proposals = [Proposal(shape) for shape in self.shapes]
+        self._trial, self._trying = deque(trial), False
         self._corrections = corrections or Corrections()
         self._costs = StepCosts(self.shapes, costs, self._corrections)
         self._longest = min(MAX_BEAM_LENGTH, costs.max_nodes) - 1  # continuation
@@ -71,9 +75,7 @@ class TunedPolicy:
         self._best = self._probed = 0  # indices of shapes
         self._pace = 1.0  # tokens per second of a sequence in steps of the best shape
         self._allowed = 0.0 if costs.assumed else math.inf  # seconds that probes may cost here
-        self._drafts = False  # whether the last proposal does
-        self._prices = 0.0, 0.0  # of a probe after a plain step, and after a drafted one
-        self._max_seconds = self._ahead = 0.0  # of a probe, and paid in advance
+        self._price = self._max_seconds = 0.0  # of a probe
         # Unread ones, and the most seconds that they may take.
         self._probes: deque[tuple[BeamShape, float]] = deque(maxlen=COMPARED)
         # Of the step that is read, and of the next: sequences may end before theirs is verified.
@@ -89,12 +91,14 @@ class TunedPolicy:
         length, batch = max([one.committed for one in sequences]), len(sequences)
         if self._chosen_for != (batch, length.bit_length()):
             self._choose(length, batch)
+        self._trying = bool(self._trial)
+        if self._trying:
+            return Proposal(self._trial.popleft())
         number = self._best
         if self._costs.times.plain_is_due(self._costs.rows[number]):
             number = 0
         elif self._probed != number and self._pays_probe():
             number = self._probed
-        self._drafts = number > 0
         return self._proposals[number]
 
     def revise(
@@ -102,7 +106,7 @@ class TunedPolicy:
     ) -> list[Proposal | None]:
         """Return the continuations that gain most time over the trees as they were drafted."""
         found = [one.continuations(1, self._longest) for one in sequences]
-        if not any(found):
+        if self._trying or not any(found):
             return [None] * len(sequences)
         trees = [
             self._tree(one, best[0] if best else None, made.shape, joinable=made.joinable)
@@ -127,7 +131,7 @@ class TunedPolicy:
         Otherwise plain steps need not wait for those tokens. A shorter match is less often right.
         """
         found = [one.next_continuation(self._longest) for one in sequences]
-        if not any(found):
+        if self._trying or not any(found):
             return False
         trees = [self._tree(o, best, PLAIN) for o, best in zip(sequences, found, strict=True)]
         return best_revision(trees, self._pace, self._costs, PLAIN) is not None
@@ -165,7 +169,7 @@ class TunedPolicy:
         self._tokens[1:] = known.tokens()
         paces = self._tokens / costs.seconds
         trusted = paces / costs.doubts
-        trusted[1:][~known.suffices(assumed=costs.assumed)] = 0.0
+        trusted[1:][known.steps() < 1] = 0.0
         used = self._best if trusted[self._best] else 0
         trusted[used] = paces[used]
         best, promising = int(trusted.argmax()), int(paces.argmax())
@@ -173,38 +177,23 @@ class TunedPolicy:
         self._pace = float(paces[self._best])
         gains = paces[promising] > self._pace * (1 + _MARGIN)
         self._probed = promising if gains else self._best
-        # Drafting may pay by now; what costs least is tried first where nothing is known.
-        untried = costs.assumed and not (known.steps() >= 1).any()
-        new = costs.nothing_is_known or untried
-        if len(paces) > 1 and self._best == 0 and (not gains or new):
+        if len(paces) > 1 and self._best == 0 and not gains:  # drafting may pay by now
             self._probed = 1 + int(costs.seconds[1:].argmin())
-            if not gains and self._corrections.saved == math.inf:
+            if self._corrections.saved == math.inf:
                 self._corrections.saved = 0.0  # a probe hardly pays
         self._max_seconds = costs.max_seconds(self._probed)
         longer = max(self._max_seconds - float(costs.seconds[self._best]), 0.0)
-        paid = 0.0  # by what the drafter is expected to gain, doubted as its time is
-        if costs.nothing_is_known and untried:
-            more = float(self._tokens[self._probed] - self._tokens[self._best])
-            paid = max(more, 0.0) / self._pace / float(costs.doubts[self._probed])
-        # A draft among plain steps costs two turns: none while costs are assumed and drafts go on.
-        alone = max(longer, costs.late if self._best == 0 else 0.0)
-        after = longer if costs.assumed else alone
-        self._prices = max(alone - paid, 0.0), max(after - paid, 0.0)
-        self._ahead = costs.late if longer <= costs.late else 0.0
+        # A draft among plain steps costs two turns.
+        self._price = max(longer, costs.late if self._best == 0 else 0.0)
 
     def _pays_probe(self) -> bool:
-        """Pay for a probe of the promising shape, if enough time is saved for it.
-
-        A short answer pays in advance for one that is cheap, as far as steps were timed
-        (test_a_first_answer_gains_three_quarters_of_what_later_ones_gain).
-        """
+        """Pay for a probe of the promising shape, if enough time is saved for it."""
         used, corrections = float(self._tokens[self._best]) / self._pace, self._corrections
-        price = self._prices[self._drafts]
-        corrections.saved = min(corrections.saved + _SHARE * used, COMPARED * price)
+        corrections.saved = min(corrections.saved + _SHARE * used, COMPARED * self._price)
         self._allowed += _MAX_LOSS * used
-        if min(corrections.saved, self._allowed + self._ahead) < price:
+        if min(corrections.saved, self._allowed) < self._price:
             return False
-        self._pay(price)
+        self._pay(self._price)
         self._probes.append((self.shapes[self._probed], self._max_seconds))
         return True
 
@@ -227,8 +216,9 @@ class TunedPolicy:
             if probe[0] == largest.shape:
                 self._probes.remove(probe)
                 tokens = sum([len(step.path) for step in steps]) / batch
+                times = self._corrections.of(batch)
                 self._pay((float(self._tokens[self._best]) - tokens) / self._pace)
-                slowness = self._corrections.of(batch).slowness()
+                slowness = times.slowness()
                 if largest.seconds is not None and slowness is not None:
                     self._pay(min(largest.seconds / slowness - probe[1], 0.0))
                 break

@@ -9,16 +9,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import Literal
 
 import mlx.core as mx
 
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decoding.single import decode
 from redrafter_mlx.decoding.step import Decoder
 from redrafter_mlx.drafting.interface import Drafter, Seen
-from redrafter_mlx.response import StepResult
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
@@ -213,17 +210,3 @@ def seconds_of(target: Target, call: Call, times: int) -> float:
             mx.async_eval(*last)
         mx.eval(*last)
         return (time.perf_counter() - began) / times
-
-
-def step_times(decoder: Decoder, count: int) -> list[float]:
-    """Return the seconds of `count` steps in a row of the decoding loop, after one token."""
-    read: list[float] = []
-
-    def finished(_: StepResult) -> bool:
-        read.append(time.perf_counter())
-        return len(read) == count + 2  # the prompt, and a first step that compiles
-
-    prompt = [1 % decoder.target.vocab_size]
-    for _ in decode(decoder, decoder.new_cache(), 0, prompt, sequence_keys(0), finished):
-        pass
-    return [b - a for a, b in pairwise(read[1:])]

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from copy import deepcopy
 from weakref import WeakSet
 
 import mlx.nn as nn
 import numpy as np
 
-from redrafter_mlx.config import PLAIN, AcceptMethod, BeamShape, SamplingParams
-from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.config import PLAIN, AcceptMethod, BeamShape
 from redrafter_mlx.drafting.interface import LEVEL_COST, Drafter
 from redrafter_mlx.errors import BusyError
 from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.target_model.fingerprint import values_hash
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.tuning.acceptance import AcceptanceStatistics
-from redrafter_mlx.tuning.corrections import COMPARED, Corrections
+from redrafter_mlx.tuning.corrections import Corrections
 from redrafter_mlx.tuning.cost import (
     LENGTHS,
     WIDEST,
@@ -27,22 +27,29 @@ from redrafter_mlx.tuning.cost import (
     setup_of,
 )
 from redrafter_mlx.tuning.policy import TunedPolicy
-from redrafter_mlx.tuning.profile import MAX_SPREAD, Profiler, step_times
+from redrafter_mlx.tuning.profile import MAX_SPREAD, Profiler
 from redrafter_mlx.tuning.store import Record, record_file, save_record, saved_record
+
+_TRIED = 6
+"""Steps of each shape in a trial: three or four of them cannot be timed, as shapes change
+(test_a_first_answer_gains_three_quarters_of_what_later_ones_gain)."""
 
 
 class Tuner:
     """Chooses beam shapes for one model and drafter.
 
-    No answer waits for a measurement. Answers begin with costs that are assumed for this kind of
-    machine, or were measured by `measure`. What a few steps take corrects them, and then what the
-    answers' steps take: a step takes more than its calls, or less where the host works ahead.
+    No answer waits for a measurement. Costs are assumed for this kind of machine, or were measured
+    by `measure`. The first steps of the first text, that of warming up, are a trial: plain ones and
+    trees of two sizes. What they take corrects the costs, and so does what all later steps take: a
+    step takes more than its calls, or less where the host works ahead.
 
     setup:  the setup that the costs hold for
     file:   where they are kept, with what answers have taught
     costs:  the cost model that shapes are chosen by
     widest: maximum width that is chosen automatically, 0 without a drafter
     kept:   whether measured costs are on the disk
+    trial:  shapes of the steps that the next text begins with; none once it is known what drafted
+            steps of one sequence take, and what they gain
     stores: whether anything is kept; not that of a drafter of unknown code
     """
 
@@ -67,9 +74,10 @@ class Tuner:
             self._record = saved_record(self.setup, self._values)
         self.kept = self.measured
         self._profiler = Profiler(target, drafter, self.widest)
-        self._untimed = [BeamShape(1, 2), PLAIN]  # the last is the next
         self._running: WeakSet[TunedPolicy] = WeakSet()
         self._lock, self.measuring = threading.Lock(), threading.Lock()
+        known = len(self._record.corrections.of(1).factors) > 1 and self._record.acceptance
+        self.trial = () if known else trial_shapes(self.widest, self._limit)
         self._use_costs()
 
     @property
@@ -77,40 +85,10 @@ class Tuner:
         """Whether costs have been measured, now or earlier."""
         return self._record.costs is not None
 
-    @property
-    def knows_steps(self) -> bool:
-        """Whether it is known what drafted steps of one sequence take, or none are chosen here."""
-        learned = len(self._record.corrections.of(1).factors) > 1
-        return not self.widest or not self.costs.assumed or learned
-
-    def time_steps(self) -> float:
-        """Time a few plain steps, or then a few of the smallest tree, and learn what they take.
-
-        Then the first answer need not save for a probe. Called in the engine's thread while no
-        answer runs; returns the share that is done.
-        """
-        if self.knows_steps or not self._untimed:
-            return 1.0
-        self._time_step(self._untimed.pop())
-        if self._untimed:
-            return 0.5
-        with self._lock:
-            self._save()
-        return 1.0
-
-    def _time_step(self, shape: BeamShape) -> None:
-        """Time a few steps of this shape, and learn what they take."""
-        decoder = Decoder(self._target, self._drafter, shape, SamplingParams())
-        seconds = step_times(decoder, COMPARED + 1)
-        with self._lock:
-            times, predicted = self._record.corrections.of(1), self.costs.step(shape, 1)
-            for one in seconds:
-                times.learn(shape.nodes, predicted, one)
-
     def measure(self, done: Callable[[float], None] | None = None) -> None:
         """Measure all costs now, which takes some seconds; use and save them.
 
-        Threads as in `load`.
+        The next text begins with a trial. Threads as in `load`.
 
         Args:
           done: called now and then with the finished share
@@ -124,11 +102,7 @@ class Tuner:
             with self._lock:
                 self._record.costs, self._record.corrections = costs, Corrections()
                 self._use_costs()
-            if self.widest:  # trees of two sizes tell what all drafted steps take
-                larger = BeamShape(min(2, self.widest), min(4, self._limit))
-                for shape in (PLAIN, BeamShape(1, 2), larger):
-                    self._time_step(shape)
-            with self._lock:
+                self.trial = trial_shapes(self.widest, self._limit)
                 self.kept = self._save(measured=True)
 
     def sampled_costs(self) -> CostModel:
@@ -173,11 +147,12 @@ class Tuner:
         Batches that run at once share it: the last one would overwrite what others learned.
         """
         with self._lock:
-            known = self._record.acceptance.get(method, self.statistics())
+            known = self._record.acceptance.get(method) or self._first_statistics()
             if known.shapes != self._candidates:
                 known = known.continued(self._candidates)
             self._record.acceptance[method] = known
-            policy = TunedPolicy(self.costs, known, self._record.corrections)
+            trial, self.trial = self.trial, ()
+            policy = TunedPolicy(self.costs, known, self._record.corrections, trial)
             policy.begin_answer()
             self._running.add(policy)
             return policy
@@ -200,6 +175,12 @@ class Tuner:
             if not self._running:
                 self._save()
 
+    def _first_statistics(self) -> AcceptanceStatistics:
+        """Return what is known of another method's acceptance, for one that was not used yet."""
+        for known in self._record.acceptance.values():
+            return deepcopy(known)
+        return self.statistics()
+
     def _use_costs(self) -> None:
         """Choose by the measured costs from now on, or by assumed ones if there are none."""
         self.costs = self._record.costs or self._assumed
@@ -209,6 +190,17 @@ class Tuner:
         return self.stores and save_record(
             self.setup, self._record, self._values, measured=measured
         )
+
+
+def trial_shapes(widest: int, longest: int = LENGTHS[-1]) -> tuple[BeamShape, ...]:
+    """Return the shapes of a trial's steps, up to a width and a length; none without a drafter.
+
+    The first is a drafted one, so that the drafter reads the prompt, and its memory is known.
+    """
+    if not widest:
+        return ()
+    larger = BeamShape(min(2, widest), min(4, longest))
+    return tuple([shape for shape in (BeamShape(1, 2), PLAIN, larger) for _ in range(_TRIED)])
 
 
 def _check_spread(costs: CostModel) -> None:

@@ -39,7 +39,7 @@ class FakeModel:
     """Gives a fixed answer, and records the prompts and options that it gets."""
 
     drafter_note = "no drafter for fake; `redrafter-mlx train` trains one"
-    costs_assumed = False
+    untried = False
 
     def __init__(self) -> None:
         self.asked: list[tuple[generate.Prompt, bool, GenerationOptions | None]] = []
@@ -56,9 +56,6 @@ class FakeModel:
     ) -> Completion:
         self.asked.append((prompt, raw, options))
         return FAKE
-
-    def time_steps(self) -> None:
-        """Nothing is drafted."""
 
 
 @pytest.fixture

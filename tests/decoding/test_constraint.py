@@ -238,7 +238,8 @@ def test_acceptance_statistics_learn_from_unconstrained_answers_alone(
     monkeypatch.setattr(learn, lambda *_: False)
     model = Redrafter(byte_model(seed=1), byte_tokenizer(), random_drafter(vocab_size=258))
     assert model.tuning is not None
-    first = model.tuning.statistics().chances()[0, 0]
+    model.try_drafter()
+    first = model.tuning.policy("greedy").acceptance.chances()[0, 0]
     altered: list[dict[str, object]] = [
         {"constraint": Rules(lambda _: set(range(97, 123)), 258)},
         {"repetition_penalty": 1.2},
@@ -247,7 +248,7 @@ def test_acceptance_statistics_learn_from_unconstrained_answers_alone(
     for options in altered:
         model.generate(PROMPT, max_tokens=30, **options)  # type: ignore[arg-type]
         assert model.tuning.policy("greedy").acceptance.chances()[0, 0] == first
-    model.generate(PROMPT, max_tokens=30)
+    model.generate(PROMPT, max_tokens=200)
     model.close()  # it is recorded after the answer's end
     assert model.tuning.policy("greedy").acceptance.chances()[0, 0] != first
 

@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NoReturn
 
 import mlx.nn as nn
 import pytest
 from simulated import step_result
-from tiny import byte_model, byte_tokenizer
+from tiny import byte_model, byte_tokenizer, random_drafter
 from tune_runs import CHEAP, DEAR, PROMPT, Bench, drafted, measured, oracle, time_calls_by
-from waiting import wait_for
 
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.decoding.step import Decoder
+from redrafter_mlx.decoding.sequence import Proposal
+from redrafter_mlx.decoding.sequence import Sequence as Row
 from redrafter_mlx.drafting.oracle import Oracle
+from redrafter_mlx.engine import engine
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BusyError
+from redrafter_mlx.learning.keeper import TextKeeper
 from redrafter_mlx.target_model.model import Target
-from redrafter_mlx.tuning import profile, tuner
+from redrafter_mlx.tuning import profile
 from redrafter_mlx.tuning.cost import CostModel, Setup
 from redrafter_mlx.tuning.policy import TunedPolicy
 from redrafter_mlx.tuning.profile import Call, Profiler
 from redrafter_mlx.tuning.store import save_record, saved_record
-from redrafter_mlx.tuning.tuner import Tuner
+from redrafter_mlx.tuning.tuner import Tuner, trial_shapes
+
+TRIAL = [*trial_shapes(4)]
 
 
 def tuner_of(model: nn.Module) -> Tuner:
@@ -52,6 +56,45 @@ def test_no_answer_waits_for_a_measurement(bench: Bench, model: nn.Module) -> No
     assert later.tuning.measured
     later.tuning.file.write_text("{")
     assert not drafted(model).tuning.measured, "a damaged file counts as none"  # type: ignore[union-attr]
+
+
+def kept(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Keep what is learned in a folder, with the times that steps really take."""
+    monkeypatch.setenv("REDRAFTER_CACHE", str(folder))
+    monkeypatch.setattr("redrafter_mlx.tuning.tuner.saved_record", saved_record)
+    monkeypatch.setattr("redrafter_mlx.tuning.tuner.save_record", save_record)
+
+
+def proposals(monkeypatch: pytest.MonkeyPatch) -> list[BeamShape]:
+    """Return a list that grows by the shape of each step that is not the options' own."""
+    proposed: list[BeamShape] = []
+    honest = TunedPolicy.propose
+
+    def propose(policy: TunedPolicy, sequences: Sequence[Row]) -> Proposal:
+        proposal = honest(policy, sequences)
+        proposed.append(proposal.shape)
+        return proposal
+
+    monkeypatch.setattr(TunedPolicy, "propose", propose)
+    return proposed
+
+
+def test_warming_up_tries_the_drafter_once_for_a_model_and_a_machine(
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain steps, the smallest tree and a larger one, of which nothing but statistics is kept."""
+    kept(monkeypatch, tmp_path)
+    proposed, first = proposals(monkeypatch), drafted(model)
+    first.warm_up()
+    assert proposed[: len(TRIAL)] == TRIAL
+    assert len(proposed) <= len(TRIAL) + 3, "and what was submitted when the last one was read"
+    first.close()
+    proposed.clear()
+    drafted(model).warm_up()
+    assert not proposed, "a later process knows"
+    other = Redrafter(model, byte_tokenizer(), random_drafter(vocab_size=258, seed=5))
+    other.warm_up()
+    assert proposed[: len(TRIAL)] == TRIAL, "another drafter is accepted at other rates"
 
 
 def calls_before_the_first_token(model: nn.Module, draft: bool) -> int:
@@ -79,62 +122,61 @@ def calls_before_the_first_token(model: nn.Module, draft: bool) -> int:
 
 
 def test_the_first_token_takes_as_many_target_calls_as_without_drafts(
-    bench: Bench, model: nn.Module
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With an empty cache; graphs that were built but not computed count as calls."""
-    assert bench.asked == 0
+    """After a trial, by an earlier process; graphs that were not computed count as calls."""
+    kept(monkeypatch, tmp_path)
+    drafted(model).warm_up()
     plain = calls_before_the_first_token(model, draft=False)
     assert calls_before_the_first_token(model, draft=True) <= 1.2 * plain
 
 
-def test_steps_are_timed_while_no_answer_runs(
+def test_generate_tries_the_drafter_before_its_first_answer(
     model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that a first answer that begins later need not save for a probe."""
-    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
-    monkeypatch.setattr("redrafter_mlx.tuning.tuner.saved_record", saved_record)
-    redrafter = drafted(model)
-    tuning = redrafter.tuning
-    assert tuning is not None
-    assert not tuning.knows_steps
-    text = redrafter.generate(PROMPT, max_tokens=4).token_ids
-    wait_for(lambda: tuning.knows_steps)
-    assert redrafter.generate(PROMPT, max_tokens=4).token_ids == text
-
-
-def test_a_process_of_one_answer_leaves_step_times_to_the_next_one(
-    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After its text is out, and once: later ones time nothing."""
-    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
-    monkeypatch.setattr("redrafter_mlx.tuning.tuner.saved_record", saved_record)
-    monkeypatch.setattr("redrafter_mlx.tuning.tuner.save_record", save_record)
-    timed: list[int] = []
-    honest = tuner.step_times
-    monkeypatch.setattr(tuner, "step_times", lambda *a: timed.append(1) or honest(*a))
-    for _ in range(2):
+    kept(monkeypatch, tmp_path)
+    proposed = proposals(monkeypatch)
+    for number in range(2):
         monkeypatch.setattr(options, "load_model", lambda *_, **__: drafted(model))
         assert main.run(["generate", "--raw", "-p", "Hel", "--max-tokens", "4"]) == 0
-        later = tuner_of(model)
-        assert later.knows_steps
-        assert later.costs.assumed
-    assert len(timed) == 2, "plain steps, and drafted ones"
+        assert (proposed[: len(TRIAL)] == TRIAL) == (number == 0)
+        proposed.clear()
 
 
-def test_an_answer_that_is_out_does_not_fail_for_what_is_timed_after_it(
-    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
-    monkeypatch.setattr("redrafter_mlx.tuning.tuner.saved_record", saved_record)
+def test_a_trial_leaves_answers_and_their_prefixes_as_they_are(
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept(monkeypatch, tmp_path)
+    plain = drafted(model).generate(PROMPT, max_tokens=30, draft=False)
+    redrafter = drafted(model)
+    assert redrafter.try_drafter()
+    assert not redrafter.try_drafter()
+    (first, *_) = redrafter.stream(PROMPT, max_tokens=30)
+    assert first.cached_tokens == 0
+    assert redrafter.generate(PROMPT, max_tokens=30).token_ids == plain.token_ids
 
-    def fail(*_: object) -> NoReturn:
-        raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(tuner, "step_times", fail)
-    monkeypatch.setattr(options, "load_model", lambda *_, **__: drafted(model))
-    assert main.run(["generate", "--raw", "-p", "Hel", "--max-tokens", "4"]) == 0
-    assert "out of luck" in caplog.text
+def test_a_trial_on_a_slow_machine_ends_in_time(
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was not tried by then is found out while answering."""
+    kept(monkeypatch, tmp_path)
+    proposed, redrafter = proposals(monkeypatch), drafted(model)
+    clock = itertools.count(0.0, 4.0)
+    monkeypatch.setattr(engine, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    assert redrafter.try_drafter()
+    assert len(proposed) < 8
+    assert set(redrafter.generate(PROMPT, max_tokens=8).shapes) == {PLAIN}
+
+
+def test_a_trial_is_no_answer_that_a_drafter_learns_from(
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept(monkeypatch, tmp_path)
+    keeper, drafter = TextKeeper("tiny", "f", lambda _: ""), random_drafter(vocab_size=258)
+    redrafter = Redrafter(model, byte_tokenizer(), drafter, keeper=keeper)
+    assert redrafter.try_drafter()
+    assert keeper.kept == 0
 
 
 def test_batches_of_one_method_that_run_at_once_learn_together(
@@ -272,22 +314,17 @@ def test_measuring_forgets_nothing_that_was_learned(model: nn.Module) -> None:
     assert known[0, 0] < 0.2 < tuner.statistics().chances()[0, 0]
 
 
-def test_a_measurement_is_corrected_by_a_few_steps_before_any_answer(
-    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+def test_after_a_measurement_the_drafter_is_tried_again(
+    bench: Bench, model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Drafted ones take twice as long as their calls, beside plain ones."""
-
-    def times(decoder: Decoder, count: int) -> list[float]:
-        return [CHEAP.step(decoder.shape, 1) * (1 + (decoder.shape != PLAIN))] * count
-
-    monkeypatch.setattr(Profiler, "measure", lambda _, setup, *__: replace(CHEAP, setup=setup))
-    monkeypatch.setattr("redrafter_mlx.tuning.tuner.step_times", times)
-    tuner = tuner_of(model)
-    tuner.measure()
-    known = tuner.statistics()
-    calls_alone = TunedPolicy(CHEAP, known).expected_rates(128)
-    for shape, (_, rate) in tuner.expected_rates(known, 128).items():
-        assert rate == pytest.approx(calls_alone[shape][1] / (1 + (shape != PLAIN)))
+    """Corrections of the costs before it mean nothing."""
+    monkeypatch.setattr("redrafter_mlx.tuning.tuner.trial_shapes", trial_shapes)
+    proposed, redrafter = proposals(monkeypatch), drafted(model)
+    redrafter.warm_up()
+    proposed.clear()
+    redrafter.measure()
+    assert bench.asked == 1
+    assert proposed[: len(TRIAL)] == TRIAL
 
 
 @pytest.mark.usefixtures("bench")

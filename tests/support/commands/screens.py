@@ -99,7 +99,6 @@ class FakeModel:
     source = SimpleNamespace(name="fake-model", path="/fake", dtype="float32", bits=None)
     drafting = None
     drafter_note = "no drafter for fake-model"
-    costs_assumed = False
 
     def session(self, system: str | None = None) -> FakeSession:
         return FakeSession(system)

@@ -50,8 +50,8 @@ class Bench:
 def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
     """Simulate measurements, and store them in a temporary folder.
 
-    Real step times are ignored, because they would contradict the simulation. The environment names
-    a BLAS, so that those of this machine are not compared.
+    Real step times are ignored, because they would contradict the simulation, and no drafter is
+    tried on a text. The environment names a BLAS, so that those of this machine are not compared.
     """
     stand_in = Bench(CHEAP)
     monkeypatch.setenv("REDRAFTER_BLAS", "the one in use")
@@ -60,6 +60,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
     monkeypatch.setattr("redrafter_mlx.tuning.tuner.save_record", save_record)
     monkeypatch.setattr(Profiler, "measure", lambda _, *args: stand_in.measure(*args))
     monkeypatch.setattr(BatchCorrections, "learn", lambda *_: False)
+    monkeypatch.setattr("redrafter_mlx.tuning.tuner.trial_shapes", lambda *_: ())
     return stand_in
 
 
