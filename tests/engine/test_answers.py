@@ -73,7 +73,8 @@ def test_a_response_holds_one_row_of_log_probabilities_where_asked(redrafter: Re
     for shape in ({"draft": False}, {"beam_width": 2, "beam_length": 4}):
         short, long = (held_by_responses(redrafter, n, logprobs=True, **shape) for n in (20, 200))
         # MLX may take a freed buffer of up to twice the size; the logits of a tree are seven rows.
-        assert 180 * row <= long - short <= 2 * 180 * row
+        # What the two answers hold besides may differ by less than a number a token.
+        assert 180 * (row - 4) <= long - short <= 2 * 180 * row
 
 
 def test_statistics_count_steps_and_tokens(model: nn.Module) -> None:
