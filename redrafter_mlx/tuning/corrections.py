@@ -204,6 +204,7 @@ class StepCosts:
     rows:    [S] query rows of each shape's trees
     assumed: whether costs are
     max_nodes: maximum nodes of a tree
+    nothing_is_known: whether costs are assumed, and no drafted step has shown what one takes
     """
 
     def __init__(
@@ -232,6 +233,7 @@ class StepCosts:
             self.seconds: Array = self._predicted * factors
             self.late = _HOST_BUILDS * float(self.seconds[0])
             self.doubts = np.array([1.0 if n in known else doubt for n in self.rows])
+            self.nothing_is_known = self.assumed and bool((self.doubts[1:] > 1).all())
 
     def max_seconds(self, number: int) -> float:
         """Return the most seconds that a step of a shape may take: it may have to be compiled."""

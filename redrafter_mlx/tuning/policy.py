@@ -177,9 +177,10 @@ class TunedPolicy:
         self._pace = float(paces[self._best])
         gains = paces[promising] > self._pace * (1 + _MARGIN)
         self._probed = promising if gains else self._best
-        if len(paces) > 1 and self._best == 0 and not gains:  # drafting may pay by now
+        # Drafting may pay by now; what costs least is tried first where nothing is known.
+        if len(paces) > 1 and self._best == 0 and (not gains or costs.nothing_is_known):
             self._probed = 1 + int(costs.seconds[1:].argmin())
-            if self._corrections.saved == math.inf:
+            if not gains and self._corrections.saved == math.inf:
                 self._corrections.saved = 0.0  # a probe hardly pays
         self._max_seconds = costs.max_seconds(self._probed)
         longer = max(self._max_seconds - float(costs.seconds[self._best]), 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 
@@ -50,12 +51,15 @@ def answers(
     number: int,
     seed: int,
     tried: bool = True,
+    saved: float = math.inf,
 ) -> list[list[Taken]]:
     """Return the steps of a process's first answers with at least so many tokens each.
 
     tried: whether a trial, of another text, came before them
+    saved: seconds that probes may cost at first
     """
     known, times = AcceptanceStatistics(candidates(assumed)), Corrections()
+    times.saved = saved
     compiled, taken = {PLAIN.nodes}, list[list[Taken]]()
     for i in range(-tried, number):
         trial = trial_shapes(4) if i < 0 else ()
@@ -133,6 +137,27 @@ def test_drafts_that_pay_are_found_without_a_trial_too(name: str) -> None:
     once, again = speedups(name, 0.9, 1.0, 250, 2, tried=False)
     assert once > 1.08
     assert again > 1.2
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_the_smallest_tree_is_the_first_that_is_tried(name: str) -> None:
+    """Its step costs least, so it shows most cheaply what drafts cost and what they are worth."""
+    assumed, true = MACHINES[name]
+    assert trial_shapes(4)[0].nodes == 2
+    (steps,) = answers(assumed, true, 0.9, 150, 1, 0, tried=False)
+    drafted = [step.shape.nodes for step in steps if step.shape != PLAIN]
+    assert drafted[0] == 2
+    assert steps.index(next(step for step in steps if step.shape != PLAIN)) >= 16
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_short_answers_that_try_nothing_save_for_a_probe_together(name: str) -> None:
+    """Where nothing is left from before, one answer of 70 tokens saves too little for a probe."""
+    assumed, true = MACHINES[name]
+    taken = answers(assumed, true, 0.3, 70, 8, 0, tried=False, saved=0.0)
+    tried = [any(step.shape != PLAIN for step in steps) for steps in taken]
+    assert not tried[0]
+    assert any(tried)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
