@@ -17,7 +17,7 @@ import numpy as np
 from redrafter_mlx.distributed.group import Ranks
 
 Word = Literal["append", "verify", "keep", "plain", "batch", "sums"]
-How = Literal["new", "flush", "take", "join", "share", "trim"]
+How = Literal["new", "unpacked", "flush", "take", "join", "share", "trim"]
 
 Fields: TypeAlias = "dict[str, Any]"
 """The JSON part of a command; an array is given as its index in the command's arrays."""
@@ -32,7 +32,7 @@ class Stored:
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """A cache that is derived from others.
+    """A cache that is derived from others, or a new one; an `unpacked` one quantises nothing.
 
     arrays: for flush: the accepted path, the number of accepted drafts and the length before;
             for take: the batch rows

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NoReturn
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import KVCache, trim_prompt_cache
 
 from redrafter_mlx.cpu.door import threads_by_rows
 from redrafter_mlx.distributed.collectives import sums
@@ -16,7 +17,7 @@ from redrafter_mlx.runtime.awake import kept_awake
 from redrafter_mlx.runtime.processes.launched import wait_for_loss
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.cache.kv_cache import TreeCache
-from redrafter_mlx.target_model.cache.plain import plain_caches
+from redrafter_mlx.target_model.cache.plain import plain_caches, positions_of
 from redrafter_mlx.target_model.cache.slots import Pending
 from redrafter_mlx.target_model.model import Target
 
@@ -41,6 +42,11 @@ class Follower:
         self._caches: dict[int, TreeCache] = {}
         self._plain: dict[int, list[KVCache]] = {}
 
+    @cached_property
+    def _unpacked(self) -> Target:
+        """The target with caches that quantise nothing, on which rank 0 checks the model."""
+        return self._target if self._target.packing is None else Target(self._target.model)
+
     def repeat(self, command: Command) -> None:
         """Make one call, and compute all of it: the other ranks wait for its sums."""
         fields = command.fields
@@ -60,9 +66,10 @@ class Follower:
     def _call(self, command: Command) -> None:
         fields, arrays = command.fields, command.arrays
         cache = self._cache(fields["origin"], command)
+        target = self._unpacked if cache.packing is None else self._target
         hidden = None
         if command.word == "append":
-            hidden = self._target.append(
+            hidden = target.append(
                 arrays[fields["tokens"]], cache, fields["start"], fields["length"]
             )
         elif command.word == "verify":
@@ -71,7 +78,7 @@ class Follower:
                 cache.pending = Pending(*(arrays[i] for i in fields["pending"]))
             tree = TokenTree(tokens, depths, depths, depths, mask, fields["max_depth"],
                              fields["is_chain"])  # fmt: skip
-            hidden, _ = self._target.verify(
+            hidden, _ = target.verify(
                 tree, cache, arrays[fields["length"]], fields["bound"], fields["compiled"]
             )
             cache.pending = None
@@ -87,8 +94,7 @@ class Follower:
         live = {*fields["live"]}
         packing = self._target.packing if fields["quantised"] else None
         caches = self._plain.get(fields["before"]) or plain_caches(self._target.model, packing)
-        for cache in caches:
-            cache.trim(cache.offset - fields["offset"])
+        trim_prompt_cache(caches, positions_of(caches) - fields["offset"])
         self._plain = {n: c for n, c in self._plain.items() if n in live and c is not caches}
         self._plain[fields["number"]] = caches
         mx.eval(self._target.model(command.arrays[fields["tokens"]], cache=caches))
@@ -102,6 +108,8 @@ class Follower:
         how = origin["how"]
         if how == "new":
             return self._target.new_cache()
+        if how == "unpacked":
+            return self._unpacked.new_cache()
         if how == "flush":
             of[0].pending = Pending(*arrays)
             of[0].flush()

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from redrafter_mlx.config import WHOLE, KVQuantization
 from redrafter_mlx.distributed.commands import CommandWriter, Made, Origin, Stored, Word
@@ -26,7 +26,7 @@ from redrafter_mlx.errors import MismatchError
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target_model.cache.kv_cache import Snapshot, TreeCache
 from redrafter_mlx.target_model.cache.packed_cache import Packing
-from redrafter_mlx.target_model.cache.plain import are_quantised
+from redrafter_mlx.target_model.cache.plain import are_quantised, compute_with, positions_of
 from redrafter_mlx.target_model.model import Target
 from redrafter_mlx.target_model.recurrent.state_cache import Recurrences, States
 
@@ -118,7 +118,7 @@ class MirroredCache(TreeCache):
 
     def take(self, index: mx.array, slots: int | None = None) -> MirroredCache:
         taken = super().take(index, slots)  # flushes this cache
-        return self._with(taken, Made("take", (self.origin,), (index,), slots=slots))
+        return self._copied(taken, Made("take", (self._kept(),), (index,), slots=slots))
 
     @classmethod
     def joined(cls, caches: Sequence[TreeCache]) -> MirroredCache:
@@ -129,7 +129,7 @@ class MirroredCache(TreeCache):
     def shared(self, slots: int, states: States | None = None, dropped: int = 0) -> MirroredCache:
         assert states is None, "other ranks have no checkpoints"
         shared = super().shared(slots, dropped=dropped)
-        return self._with(shared, Made("share", (self.origin,), slots=slots))
+        return self._copied(shared, Made("share", (self._kept(),), slots=slots))
 
     def trim(self, slots: int) -> None:
         super().trim(slots)  # flushes
@@ -142,6 +142,16 @@ class MirroredCache(TreeCache):
         assert isinstance(before, _MirroredSnapshot)
         super().restore(before)
         self.origin, self._mirror.last = before.origin, before.last
+
+    def _kept(self) -> Stored:
+        """Return this cache as the other ranks have it, which compute it now if they do not."""
+        if not isinstance(self.origin, Stored):
+            self.origin = self._mirror.keep(self.origin)
+        return self.origin
+
+    def _copied(self, cache: TreeCache, origin: Origin) -> MirroredCache:
+        """Return a copy of this cache, which all ranks make now: its next call changes it."""
+        return self._with(cache, self._mirror.keep(origin))
 
     def _with(self, cache: TreeCache, origin: Origin) -> MirroredCache:
         whole = MirroredCache(
@@ -171,8 +181,9 @@ class MirroredTarget(Target):
 
     def new_cache(self, *, whole: bool = False) -> MirroredCache:
         assert not whole, "other ranks keep windows"
+        origin = Made("unpacked" if self.packing is None else "new")
         return MirroredCache(
-            self.n_caches, self.states, self.windows, self._mirror, Made("new"), self.packing
+            self.n_caches, self.states, self.windows, self._mirror, origin, self.packing
         )
 
     def append(self, tokens: mx.array, cache: TreeCache, start: int, length: int = 0) -> mx.array:
@@ -236,6 +247,10 @@ class MirroredModel(nn.Module):
     def layers(self) -> Sequence[nn.Module]:
         return cast("Sequence[nn.Module]", self.model.layers)
 
+    def make_cache(self) -> list[KVCache]:
+        """Return empty caches: those of the model, of which some may hold a state."""
+        return cast("list[KVCache]", make_prompt_cache(self.model))
+
     def __call__(self, tokens: mx.array, cache: Sequence[KVCache] | None = None) -> mx.array:
         writer = CommandWriter()
         first = None if cache is None else cache[0]
@@ -244,7 +259,7 @@ class MirroredModel(nn.Module):
             "plain",
             writer,
             before=None if before is None else before.number,
-            offset=0 if first is None else first.offset,
+            offset=positions_of(cache or ()),
             quantised=cache is not None and are_quantised(cache),
             tokens=writer.array(tokens),
         )
@@ -252,9 +267,5 @@ class MirroredModel(nn.Module):
         self._mirror.last = logits
         if cache is not None:
             self._caches[cache[0]] = stored
-            first, *others = (
-                cache[-1].keys if isinstance(cache[-1].keys, tuple) else [cache[-1].keys]
-            )
-            first = mx.depends(first, logits)  # see MirroredCache.called
-            cache[-1].keys = (first, *others) if others else first
+            compute_with(cache[-1], logits)  # see MirroredCache.called
         return logits

@@ -72,3 +72,19 @@ def are_quantised(caches: Iterable[object]) -> bool:
     """Whether some of mlx-lm's caches are quantised, as `plain_caches` returns them."""
     kinds = QuantizedKVCache, RoundedKVCache, _ShakenCache
     return any(isinstance(cache, kinds) for cache in caches)
+
+
+def positions_of(caches: Iterable[object]) -> int:
+    """Return the number of tokens that mlx-lm's caches hold; 0 where they hold states alone."""
+    counts = [int(cache.offset) for cache in caches if hasattr(cache, "offset")]
+    return counts[0] if counts else 0
+
+
+def compute_with(cache: Any, result: mx.array) -> None:
+    """Make what one of mlx-lm's caches holds depend on a result, which is computed with it."""
+    if not hasattr(cache, "keys"):
+        cache.state = [None if a is None else mx.depends(a, result) for a in cache.state]
+    elif isinstance(cache.keys, tuple):  # quantised
+        cache.keys = (mx.depends(cache.keys[0], result), *cache.keys[1:])
+    else:
+        cache.keys = mx.depends(cache.keys, result)

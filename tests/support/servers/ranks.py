@@ -75,6 +75,7 @@ def redrafter_of(
         model, byte_tokenizer(), drafter, host_drafters=(Lookup(3),), mirror=mirror,
         target=target_of(model, mirror, KVQuantization(KV_BITS.get(name))),
     )  # fmt: skip
+    redrafter.check()
     redrafter.warm_up()
     return redrafter
 
