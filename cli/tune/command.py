@@ -187,9 +187,8 @@ def _main() -> None:
     loading = opt.ModelOptions(**json.loads(sys.stdin.readline()))
     threading.Thread(target=_end_with_input, daemon=True).start()
     try:
-        loaded = opt.load_model(
-            loading, warm_up=False
-        )  # which has a chat template, or --raw was given
+        # It has a chat template, or --raw was given.
+        loaded = opt.load_model(loading, warm_up=False)
         tuning = loaded.tuning
         if tuning is None:
             raise BadInputError(_NO_SHAPES)

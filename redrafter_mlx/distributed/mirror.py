@@ -150,7 +150,7 @@ class MirroredCache(TreeCache):
         return self.origin
 
     def _copied(self, cache: TreeCache, origin: Origin) -> MirroredCache:
-        """Return a copy of this cache, which all ranks make now: its next call changes it."""
+        """Return a copy that all ranks make now, before the next call changes this cache."""
         return self._with(cache, self._mirror.keep(origin))
 
     def _with(self, cache: TreeCache, origin: Origin) -> MirroredCache:

@@ -217,9 +217,8 @@ class TunedPolicy:
             if probe[0] == largest.shape:
                 self._probes.remove(probe)
                 tokens = sum([len(step.path) for step in steps]) / batch
-                times = self._corrections.of(batch)
                 self._pay((float(self._tokens[self._best]) - tokens) / self._pace)
-                slowness = times.slowness()
+                slowness = self._corrections.of(batch).slowness()
                 if largest.seconds is not None and slowness is not None:
                     self._pay(min(largest.seconds / slowness - probe[1], 0.0))
                 break
