@@ -1,6 +1,6 @@
 .PHONY: check lint types test test-all reference workflows clean
 
-# Lint, types and the fast tests: a minute and a half on two cores, no download.
+# Lint, types and the fast tests: under two minutes on two cores, no download.
 check: lint types test
 
 lint:
@@ -16,7 +16,7 @@ types:
 	cd build/typing && for system in linux darwin; do mypy --platform $$system --config-file $(CURDIR)/pyproject.toml --explicit-package-bases -p redrafter_mlx || exit 1; done
 
 test:
-	python -m pytest -q -n 2 -m "not real_model and not real_model2 and not exhaustive"
+	python -m pytest -q -n 2 -m "not slow and not real_model and not real_model2 and not exhaustive and not parity"
 
 # Everything, with the real SmolLM2-135M (98 MB, fetched on first use).
 test-all:

@@ -48,6 +48,7 @@ def share_kernels(gxx: str) -> None:
     os.environ.update(KERNELS=str(folder), REAL_GXX=gxx, PATH=path)
 
 
+SLOW = Path(__file__).with_name("slow.txt")
 GXX = shutil.which("g++")
 if sys.platform == "linux" and GXX and "KERNELS" not in os.environ:  # once, not in each worker
     share_kernels(GXX)
@@ -57,6 +58,14 @@ if sys.platform == "linux" and GXX and "KERNELS" not in os.environ:  # once, not
 def pytest_xdist_setupnodes() -> None:
     """Let each of several processes multiply with one thread: more would take turns."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that took long, see `support/by_hand/slow_tests.py`."""
+    slow = {*SLOW.read_text(encoding="utf-8").split()}
+    for item in items:
+        if item.nodeid.partition("[")[0] in slow:
+            item.add_marker("slow")
 
 
 def pytest_unconfigure() -> None:

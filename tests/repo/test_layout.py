@@ -176,3 +176,12 @@ def test_no_test_imports_a_test() -> None:
     for path in TESTS.rglob("*.py"):
         shared = {name for name in all_imports(path) if name.split(".")[-1].startswith("test_")}
         assert not shared, f"{path}: what tests share belongs in tests/support"
+
+
+def test_the_slow_tests_are_tests() -> None:
+    """Those that `make check` leaves out, by tests/slow.txt."""
+    names = (TESTS / "slow.txt").read_text(encoding="utf-8").split()
+    assert names == sorted(names)
+    for name in names:
+        path, _, function = name.partition("::")
+        assert f"def {function}(" in (ROOT / path).read_text(encoding="utf-8"), name
