@@ -18,6 +18,7 @@ from redrafter_mlx.cli.launch import command as launch
 from redrafter_mlx.cli.learn import command as learn
 from redrafter_mlx.cli.models import command as models
 from redrafter_mlx.cli.models import kept
+from redrafter_mlx.cli.short_help import HELP_ALL, Command
 from redrafter_mlx.cli.terminal import (
     INTERRUPTED,
     check_text,
@@ -77,25 +78,25 @@ def _root(
         print(context.get_help())
 
 
-app.command("generate")(generate.command)
-app.command("chat")(chat.command)
-app.command("serve")(serve.command)
-app.command("launch")(launch.command)
-app.command("pull")(models.pull)
-app.command("list")(models.list_all)
-app.command("show")(models.show)
-app.command("drafters")(models.drafters)
-app.command("doctor")(doctor.command)
-app.command("verify")(verify.command)
-app.command("train")(train.command)
-app.command("learn")(learn.command)
-app.command("cache")(kept.cache)
-app.command("corpora")(kept.corpora)
-app.command("quality")(quality.command)
-app.command("bench")(bench.command)
-app.command(_TWO_WORDS)(bench_serve.command)
-app.command("tune")(tune.command)
-app.command("export")(export.command)
+app.command("generate", cls=Command)(generate.command)
+app.command("chat", cls=Command)(chat.command)
+app.command("serve", cls=Command)(serve.command)
+app.command("launch", cls=Command)(launch.command)
+app.command("pull", cls=Command)(models.pull)
+app.command("list", cls=Command)(models.list_all)
+app.command("show", cls=Command)(models.show)
+app.command("drafters", cls=Command)(models.drafters)
+app.command("doctor", cls=Command)(doctor.command)
+app.command("verify", cls=Command)(verify.command)
+app.command("train", cls=Command)(train.command)
+app.command("learn", cls=Command)(learn.command)
+app.command("cache", cls=Command)(kept.cache)
+app.command("corpora", cls=Command)(kept.corpora)
+app.command("quality", cls=Command)(quality.command)
+app.command("bench", cls=Command)(bench.command)
+app.command(_TWO_WORDS, cls=Command)(bench_serve.command)
+app.command("tune", cls=Command)(tune.command)
+app.command("export", cls=Command)(export.command)
 
 
 def main() -> None:
@@ -115,7 +116,9 @@ def run(arguments: list[str]) -> int:
             arguments = [_TWO_WORDS, *arguments[2:]]
         keep_own_kernels()
         with rank_0_speaks():
-            status = app(arguments, prog_name="redrafter-mlx", standalone_mode=False)
+            shown = HELP_ALL if HELP_ALL in arguments else None
+            arguments = ["--help" if a == HELP_ALL else a for a in arguments]
+            status = app(arguments, prog_name="redrafter-mlx", standalone_mode=False, obj=shown)
             sys.stdout.flush()  # so that a full disk or a closed pipe is reported here
         return status if isinstance(status, int) else 0
     except RedrafterError as error:
