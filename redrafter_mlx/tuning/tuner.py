@@ -30,8 +30,8 @@ from redrafter_mlx.tuning.policy import TunedPolicy
 from redrafter_mlx.tuning.profile import MAX_SPREAD, Profiler
 from redrafter_mlx.tuning.store import Record, record_file, save_record, saved_record
 
-_TRIED = 5
-"""Steps of each shape in a trial: two or three of them cannot be timed, as shapes change
+_TRIED = 7
+"""Steps of each shape in a trial: up to four of them cannot be timed, as graphs and shapes change
 (test_a_first_answer_gains_three_quarters_of_what_later_ones_gain)."""
 
 
