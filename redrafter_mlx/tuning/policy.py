@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections import abc, deque
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -59,7 +58,7 @@ class TunedPolicy:
         costs: CostModel,
         acceptance: AcceptanceStatistics | None = None,
         corrections: Corrections | None = None,
-        trial: Iterable[BeamShape] = (),
+        trial: abc.Iterable[BeamShape] = (),
     ) -> None:
         """`trial`: shapes of the first steps, which teach what the drafter costs and gains."""
         self.acceptance = acceptance or AcceptanceStatistics(candidates(costs))

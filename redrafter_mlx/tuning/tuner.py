@@ -55,7 +55,7 @@ class Tuner:
 
     def __init__(self, model: nn.Module, target: Target, drafter: Drafter | None) -> None:
         """Without a drafter, all drafts come from the host."""
-        self._target, self._drafter = target, drafter
+        self._target = target
         key = "lookup" if drafter is None else drafter.timing_key
         self.stores = key is not None
         self.setup = setup_of(model, target, key or "one of its own")
